@@ -1,0 +1,97 @@
+"""What is shipped to a node? Zips whose name is their digest: the program's folder, and the agent.
+
+The same files make the same bytes, whoever packs them and when, so that the digest identifies the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+AGENT_PARTS = ("__init__.py", "bundle.py", "clock.py", "job.py", "jobstore.py", "money.py", "objects.py", "reasons.py")
+"""Modules beside `training/` that the agent needs; nothing of them imports Airflow."""
+
+LEFT_OUT = frozenset(
+    {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
+)
+MAX_CODE_BYTES = 200 * 1024 * 1024
+
+AGENT_MAIN = b"""from gpucost.training.agent import main
+
+main()
+"""
+
+
+def pack_code(folder: Path) -> tuple[str, bytes]:
+    """Zip the program's folder.
+
+    Returns:
+        Its sha256 in hex, and the zip's bytes.
+
+    Raises:
+        ValueError: `folder` is no folder, is empty, or holds more than 200 MiB (data belongs in `data`).
+    """
+    if not folder.is_dir():
+        raise ValueError(f"code: got {str(folder)!r}, expected a folder that holds the program")
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not LEFT_OUT & set(path.relative_to(folder).parts)
+    ]
+    total = sum(path.stat().st_size for path in files)
+    if not files:
+        raise ValueError(f"code: {str(folder)!r} is empty, expected the program's files")
+    if total > MAX_CODE_BYTES:
+        raise ValueError(
+            f"code: {str(folder)!r} holds {total >> 20} MiB, expected at most {MAX_CODE_BYTES >> 20} MiB; "
+            "keep data out of the code folder and name it in `data`"
+        )
+    return _zip((path.relative_to(folder).as_posix(), path.read_bytes()) for path in files)
+
+
+def pack_agent() -> tuple[str, bytes]:
+    """Zip what a node runs first: `python3 agent.zip` starts the agent.
+
+    Returns:
+        Its sha256 in hex, and the zip's bytes.
+    """
+    package = Path(__file__).parent
+    training = sorted((package / "training").rglob("*.py"))
+    members = [package / name for name in AGENT_PARTS] + training
+    named = [(f"gpucost/{path.relative_to(package).as_posix()}", path.read_bytes()) for path in members]
+    return _zip([("__main__.py", AGENT_MAIN), *named])
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Unpack a zip made here into `folder`.
+
+    Raises:
+        ValueError: a member would land outside `folder`.
+    """
+    root = folder.resolve()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            if not (root / name).resolve().is_relative_to(root):
+                raise ValueError(f"zip: member {name!r} lies outside the target folder; refused")
+        archive.extractall(root)
+
+
+def digest_of(data: bytes) -> str:
+    """sha256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _zip(members: Iterable[tuple[str, bytes]]) -> tuple[str, bytes]:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members:
+            # A fixed date and mode: otherwise the same code would have another digest on every machine.
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    data = buffer.getvalue()
+    return digest_of(data), data

@@ -1,0 +1,128 @@
+"""What is wanted? One `TrainingJob`: what to train, by when, for how much.
+
+Every field says what it means and in which unit; a wrong value is refused with the field, the value and
+the remedy, before anything is bought. A job is identified by `JobId`: clearing a failed Airflow task
+continues the same job, clearing a succeeded one starts its next generation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from gpucost.money import InstanceHourPrice, Money
+
+Hours = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class JobId(_Frozen):
+    """Which job this is, over all its interruptions, retries and clears.
+
+    `generation` grows by one when a job that had succeeded is cleared and so starts again.
+    """
+
+    dag_id: str = Field(min_length=1)
+    run_id: str = Field(min_length=1)
+    task_id: str = Field(min_length=1)
+    map_index: int = Field(default=-1, ge=-1, description="Airflow's map index; -1 for a task that is not mapped.")
+    generation: int = Field(default=1, ge=1)
+
+    @property
+    def key(self) -> str:
+        """A short name that is safe in an object key, a tag and a host name, and unique to this job."""
+        parts = (self.dag_id, self.run_id, self.task_id, str(self.map_index))
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+        readable = "-".join(_slug(part)[:40].strip("-") for part in (self.dag_id, self.task_id))
+        return f"{readable}-{digest}-g{self.generation}"
+
+    def next_generation(self) -> JobId:
+        """The same task's following job."""
+        return self.model_copy(update={"generation": self.generation + 1})
+
+
+class GpuNeed(_Frozen):
+    """The GPUs that one node of the job needs."""
+
+    kinds: tuple[str, ...] = Field(default=(), description="Accepted GPU kinds, e.g. ('T4', 'A10G'); empty: any.")
+    count: int = Field(default=1, ge=0, description="GPUs per node; 0 trains on CPU.")
+    memory_gib: float | None = Field(default=None, gt=0, description="Least memory per GPU, GiB.")
+
+
+class Environment(_Frozen):
+    """Where the program's packages come from: the machine image, or wheels in the object store."""
+
+    image: str | None = Field(default=None, description="Image of the site to use instead of the site's default.")
+    wheels: tuple[str, ...] = Field(default=(), description="URIs of wheels that the agent installs first.")
+
+
+class CheckpointPlan(_Frozen):
+    """How often to save, and how many saves to keep."""
+
+    every_steps: int = Field(default=200, ge=1, description="Optimizer steps between two checkpoints.")
+    keep: int = Field(default=2, ge=2, description="Whole checkpoints kept; two at least, in case one is torn.")
+
+
+class TrainingJob(_Frozen):
+    """What to train, by when, for how much; see each field.
+
+    Raises:
+        pydantic.ValidationError: naming each wrong field, its value and what was expected.
+    """
+
+    name: str = Field(min_length=1, max_length=100, description="What people call this training.")
+    project: str = Field(
+        default="default", pattern=r"^[\w.-]{1,64}$", description="Whose budget; the MLflow experiment."
+    )
+    team: str = Field(default="default", pattern=r"^[\w.-]{1,64}$")
+
+    code: str = Field(min_length=1, description="Folder with the program; zipped and named by its digest.")
+    program: str = Field(default="train.py", description="The file in `code` that is run, a relative path.")
+    arguments: tuple[str, ...] = Field(default=(), description="Arguments for the program.")
+    environment: Environment = Environment()
+    data: dict[str, str] = Field(default_factory=dict, description="Name -> URI of the data that the program reads.")
+    recipe: dict[str, Any] = Field(default_factory=dict, description="How to train; see docs for the options.")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+
+    gpu: GpuNeed = GpuNeed()
+    world_size: int = Field(default=1, ge=1, le=4096, description="Processes in all; fixed by the job, not the node.")
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per process; part of exact resumption.")
+
+    work_hours: Hours = Field(description="Hours of training left at the start, on the slowest GPU that is accepted.")
+    launch_hours: float = Field(default=0.1, ge=0, le=24, description="Hours from buying a machine to its first step.")
+    deadline: AwareDatetime = Field(description="Done by then, with a time zone.")
+    budget: Money | None = Field(default=None, description="Most that the job may cost in all; None: no limit.")
+    price_cap: InstanceHourPrice | None = Field(
+        default=None, description="Wait rather than pay more than this for spot; never forces a dearer purchase."
+    )
+    priority: int = Field(default=50, ge=0, le=100, description="Higher goes first where capacity is short.")
+    sensitivity: Literal["public", "internal", "confidential"] = Field(
+        default="internal", description="Who may see the data; confidential jobs stay on sites that allow it."
+    )
+    checkpoint: CheckpointPlan = CheckpointPlan()
+
+    @field_validator("program")
+    @classmethod
+    def _relative(cls, value: str) -> str:
+        if value.startswith("/") or ".." in value.split("/") or not value.strip():
+            raise ValueError(f"got {value!r}, expected a path inside the code folder such as 'train.py'")
+        return value
+
+    @model_validator(mode="after")
+    def _one_currency(self) -> Self:
+        if self.budget and self.price_cap and self.budget.currency != self.price_cap.currency:
+            raise ValueError(
+                f"price_cap: got {self.price_cap.currency}, expected {self.budget.currency} as in budget; "
+                "state both in one currency"
+            )
+        return self
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
