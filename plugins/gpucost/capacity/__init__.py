@@ -1,0 +1,1 @@
+"""Buying and giving back: leases, who owns them, and the providers they are bought from."""

@@ -1,0 +1,1 @@
+"""Where is it written down? gpucost's own database: tables, engine and migrations."""

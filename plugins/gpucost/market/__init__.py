@@ -1,0 +1,1 @@
+"""What could be bought? Pools, quotes and the sources they come from."""
