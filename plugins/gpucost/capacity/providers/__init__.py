@@ -1,0 +1,1 @@
+"""Those whom machines are bought from; each behind the protocol of `base`."""

@@ -1,0 +1,1 @@
+"""Where quotes come from."""
