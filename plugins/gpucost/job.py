@@ -19,7 +19,8 @@ Hours = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Templates render "12" to a number; where text is wanted, that is no reason to refuse it.
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
 
 class JobId(_Frozen):

@@ -6,10 +6,10 @@ Amounts are `Decimal`. A price per *instance*-hour and a price per *GPU*-hour ar
 
 from __future__ import annotations
 
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 MICRO = Decimal("0.000001")
 """The resolution of a charge: one millionth of a unit of currency."""
@@ -19,7 +19,10 @@ def _exact(value: Any) -> Decimal:
     """Accept what is exact (str, int, Decimal); a float has already lost cents."""
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise ValueError(f"got {value!r} ({type(value).__name__}), expected a string such as '12.50' or an integer")
-    amount = Decimal(value)
+    try:
+        amount = Decimal(value)
+    except InvalidOperation as wrong:
+        raise ValueError(f"got {value!r}, expected a number such as '12.50'") from wrong
     if not amount.is_finite():
         raise ValueError(f"got {value!r}, expected a finite amount")
     return amount
@@ -35,12 +38,20 @@ ExactDecimal = Annotated[Decimal, BeforeValidator(_exact), PlainSerializer(str, 
 Currency = Annotated[str, AfterValidator(_currency)]
 
 
+def _written(value: Any) -> Any:
+    """Accept what people write: '12.50 USD'."""
+    if isinstance(value, str):
+        amount, _, currency = value.strip().partition(" ")
+        return {"amount": amount, "currency": currency.strip()} if currency else {"amount": amount}
+    return value
+
+
 class CurrencyMismatch(ValueError):
     """Two amounts of different currencies met without an exchange rate."""
 
 
 class Money(BaseModel):
-    """An exact amount in one currency; `Money(amount="12.50", currency="USD")`.
+    """An exact amount in one currency: `Money(amount="12.50", currency="USD")`, or in a file "12.50 USD".
 
     Raises:
         CurrencyMismatch: when amounts of different currencies are added, subtracted or compared.
@@ -50,6 +61,8 @@ class Money(BaseModel):
 
     amount: ExactDecimal
     currency: Currency = "USD"
+
+    _from_text = model_validator(mode="before")(_written)
 
     @classmethod
     def usd(cls, amount: str | int | Decimal) -> Self:
@@ -107,6 +120,8 @@ class InstanceHourPrice(BaseModel):
 
     amount: Annotated[ExactDecimal, Field(gt=0, description="Currency units per instance-hour; never zero.")]
     currency: Currency = "USD"
+
+    _from_text = model_validator(mode="before")(_written)
 
     def per_gpu(self, gpu_count: int) -> GpuHourPrice:
         """The same price per GPU-hour, for an instance with `gpu_count` GPUs."""

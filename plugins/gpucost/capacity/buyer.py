@@ -1,0 +1,167 @@
+"""Buying and giving back one machine, so that a crash at any line leaves something that can be found again.
+
+    buy:      intent row -> CreateFleet (idempotent by token) -> active row
+    release:  "terminating" row -> TerminateInstances, again and again -> the cloud confirms -> "terminated" row
+
+Both can be called again from any point in between, by whoever owns the lease then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+from gpucost.capacity.access import TAG_ATTEMPT, TAG_EXPIRES, TAG_JOB, TAG_LEASE
+from gpucost.capacity.lease import Lease, LeaseState, new_lease_id
+from gpucost.capacity.providers.base import LaunchRequest, Machine, Provider, ProviderError
+from gpucost.capacity.store import LeaseStore
+from gpucost.clock import Clock
+from gpucost.market.quote import Quote
+from gpucost.money import InstanceHourPrice
+from gpucost.reasons import Reason, Then, rule_for
+
+UNSEEN_GRACE = timedelta(minutes=10)
+"""How long an order whose answer was lost may still turn up under its token before it counts as not bought."""
+
+END_REASONS = {"provider": Reason.INTERRUPTED, "us": Reason.STOPPED, "self": Reason.COMPLETED}
+
+
+class Buyer:
+    """Buys from and gives back to one provider.
+
+    Args:
+        provider: sells machines.
+        store: the leases' book.
+        clock: tells the time.
+    """
+
+    def __init__(self, provider: Provider, store: LeaseStore, clock: Clock) -> None:
+        self._provider = provider
+        self._store = store
+        self._clock = clock
+
+    def intend(
+        self,
+        job: str,
+        attempt: int,
+        quote: Quote,
+        on_demand: InstanceHourPrice | None,
+        owner: str,
+        expires_at: datetime,
+    ) -> Lease:
+        """Write down what is about to be bought."""
+        now = self._clock.now()
+        lease_id = new_lease_id(job, attempt, now)
+        lease = Lease(
+            id=lease_id,
+            job=job,
+            attempt=attempt,
+            pool=quote.pool,
+            state=LeaseState.REQUESTED,
+            owner=owner,
+            client_token=hashlib.sha256(lease_id.encode()).hexdigest()[:32],
+            price=quote.price,
+            on_demand_price=on_demand,
+            requested_at=now,
+            expires_at=expires_at,
+        )
+        self._store.intend(lease)
+        return lease
+
+    def buy(self, lease: Lease) -> Lease:
+        """Carry out an intent: ask the cloud under the lease's token; asking twice buys once.
+
+        Raises:
+            ProviderError: not bought; the lease is `failed`, or, when nobody answered, still `requested`, to be
+                asked again under the same token.
+        """
+        try:
+            machine = self._provider.launch(self._request(lease))
+        except ProviderError as error:
+            # Nobody answered: the order may have been carried out. Only a clear no ends the intent.
+            if error.reason is not Reason.CLOUD_ERROR:
+                self._store.fail(lease, error.reason, str(error), self._clock.now())
+            raise
+        return self._store.activate(lease, machine.instance_id, machine.launched_at, self._clock.now())
+
+    def look_up(self, lease: Lease) -> Lease:
+        """What became of an intent whose answer was lost: find the machine by its token.
+
+        An intent for which nothing turns up within the grace is `failed`.
+        """
+        if lease.state is not LeaseState.REQUESTED:
+            return lease
+        machine = self._provider.find(lease.pool.region, lease.client_token)
+        now = self._clock.now()
+        if machine is not None:
+            return self._store.activate(lease, machine.instance_id, machine.launched_at, now)
+        if now - lease.requested_at > UNSEEN_GRACE:
+            return self._store.fail(lease, Reason.CLOUD_ERROR, "no machine turned up under its token", now)
+        return lease
+
+    def release(self, lease: Lease, reason: Reason) -> Lease:
+        """Ask for the machine's end, and note it when the cloud confirms; call it again until it is over.
+
+        Returns:
+            The lease: `terminated` or `failed` when it is over, `terminating` while the cloud has not confirmed.
+        """
+        lease = self.look_up(lease)
+        if not lease.state.may_cost:
+            return lease
+        if lease.state is not LeaseState.TERMINATING:
+            lease = self._store.terminating(lease, reason, self._clock.now())
+        if lease.instance_id is None:
+            return self._release_unseen(lease)
+        machine = self._provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
+        if machine is not None and machine.over:
+            return self.confirm(lease, machine, reason)
+        self._provider.terminate(lease.pool.region, [lease.instance_id])
+        machine = self._provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
+        if machine is not None and machine.over:
+            return self.confirm(lease, machine, reason)
+        return lease
+
+    def confirm(self, lease: Lease, machine: Machine, reason: Reason | None = None) -> Lease:
+        """Note the end that the cloud confirms, at the time that it shows.
+
+        Args:
+            reason: why, where we know better than the cloud; None: by who ended it.
+        """
+        if machine.launched_at is not None and lease.launched_at is None:
+            lease = self._store.seen(lease, machine.launched_at)
+        by_cloud = END_REASONS.get(machine.ended_by or "us", Reason.STOPPED)
+        why = by_cloud if reason is None or machine.ended_by == "provider" else reason
+        now = self._clock.now()
+        return self._store.terminated(lease, machine.instance_id, machine.ended_at or now, why, now)
+
+    def _release_unseen(self, lease: Lease) -> Lease:
+        # Terminating, but no machine known: it may still turn up under its token, until the grace is over.
+        machine = self._provider.find(lease.pool.region, lease.client_token)
+        now = self._clock.now()
+        if machine is None:
+            if now - lease.requested_at <= UNSEEN_GRACE:
+                return lease
+            return self._store.fail(lease, Reason.CANCELLED, "no machine turned up under its token", now)
+        if not machine.over:
+            self._provider.terminate(lease.pool.region, [machine.instance_id])
+            return lease
+        return self.confirm(lease, machine, Reason.CANCELLED)
+
+    def _request(self, lease: Lease) -> LaunchRequest:
+        return LaunchRequest(
+            pool=lease.pool,
+            client_token=lease.client_token,
+            tags={
+                "Name": f"gpucost {lease.job}",
+                TAG_LEASE: lease.id,
+                TAG_JOB: lease.job,
+                TAG_ATTEMPT: str(lease.attempt),
+                TAG_EXPIRES: lease.expires_at.isoformat(timespec="seconds"),
+            },
+            max_price=lease.on_demand_price,
+        )
+
+
+def may_ask_elsewhere(error: ProviderError) -> bool:
+    """Whether another pool may serve what this one refused."""
+    return rule_for(error.reason).then is Then.ASK_AGAIN

@@ -1,0 +1,1 @@
+"""Airflow's connections, as the rooms need them."""

@@ -1,0 +1,1 @@
+"""What happens next to this job? The steps from wanting to done, over everything that gets in between."""

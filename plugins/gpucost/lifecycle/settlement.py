@@ -1,0 +1,140 @@
+"""The end of an attempt and of a job: why it ended, what it cost, what is written where.
+
+Every function here can be called again for the same attempt or job and changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpucost.capacity.lease import Attempt, Lease
+from gpucost.jobstore import ExitRecord, JobStore
+from gpucost.ledger.billing import MachineUse
+from gpucost.lifecycle import tracking
+from gpucost.lifecycle.services import Services
+from gpucost.lifecycle.steps import Event, EventKind
+from gpucost.market.pool import CapacityType
+from gpucost.placement.planner import Plan
+from gpucost.placement.policies.protocol import ActionKind
+from gpucost.reasons import Reason
+
+log = logging.getLogger(__name__)
+
+SOURCE = "EC2 DescribeInstances, DescribeSpotPriceHistory"
+REVIEW_AFTER = timedelta(days=7)
+
+SEEN_AS = {EventKind.SILENT: Reason.NODE_LOST, EventKind.EXPIRED: Reason.EXPIRED}
+
+
+def reason_of(store: JobStore, lease: Lease, event: Event | None) -> Reason:
+    """Why an attempt ended: by the agent's own word, else by what the cloud says, else by what was seen."""
+    record = store.exit_record(lease.attempt)
+    if record is not None:
+        return record.reason
+    if lease.end_reason is Reason.INTERRUPTED:
+        return Reason.INTERRUPTED
+    if event is not None and event.kind in SEEN_AS:
+        return SEEN_AS[event.kind]
+    return Reason.NODE_LOST
+
+
+def settle_attempt(services: Services, job: str, lease: Lease, wanted: Reason, note: str) -> Attempt:
+    """Charge the lease and write down how its attempt ended.
+
+    Args:
+        job: the job's key.
+        lease: over, as the cloud confirmed.
+        wanted: why, as far as was known before the cloud confirmed.
+        note: what was seen.
+    """
+    record = services.store(job).exit_record(lease.attempt)
+    reason = record.reason if record is not None else wanted
+    if record is None and lease.end_reason is Reason.INTERRUPTED:
+        reason = Reason.INTERRUPTED
+    charge_lease(services, lease)
+    beat = services.live.read(lease.id)
+    now = services.clock.now()
+    attempt = Attempt(
+        job=job,
+        number=lease.attempt,
+        started_at=lease.launched_at or lease.requested_at,
+        ended_at=lease.ended_at or now,
+        reason=reason,
+        first_step=beat.resumed_step if beat else None,
+        last_step=max(beat.step if beat else 0, record.step if record else 0) if beat or record else None,
+        saved_step=_saved(record, beat.saved_step if beat else None),
+        message=(record.message if record else note)[:4000],
+    )
+    services.leases.end_attempt(attempt)
+    log.info("Attempt %s ended: %s at step %s %s", attempt.number, reason, attempt.last_step, attempt.message)
+    tracking.attempt_ended(services, job, attempt)
+    return attempt
+
+
+def charge_lease(services: Services, lease: Lease) -> None:
+    """Charge a lease that is over by what the API shows; nothing where the machine never was launched."""
+    if lease.launched_at is None or lease.ended_at is None:
+        return
+    use = MachineUse(
+        launched_at=lease.launched_at,
+        ended_at=lease.ended_at,
+        capacity_type=lease.pool.capacity_type,
+        ended_by="provider" if lease.end_reason is Reason.INTERRUPTED else "us",
+    )
+    history = services.provider.price_history(lease.pool, lease.launched_at, lease.ended_at)
+    spot = history if lease.pool.capacity_type is CapacityType.SPOT else []
+    on_demand = lease.price if lease.pool.capacity_type is CapacityType.ON_DEMAND else lease.on_demand_price
+    charge = services.books.settle(lease, use, spot, on_demand, services.clock.now(), SOURCE)
+    log.info("Charged %s for %s s of %s", charge.amount, charge.seconds, lease.pool.key)
+
+
+def note_compromise(services: Services, job: str, plan: Plan, now: datetime) -> None:
+    """On-demand because spot would miss the deadline is a compromise; it goes into the decision log."""
+    if plan.action.kind is not ActionKind.RUN_ON_DEMAND or plan.chosen is None:
+        return
+    services.decisions.record(
+        title="On-demand instead of spot",
+        why=plan.action.reason,
+        options=[alternative.as_row() for alternative in plan.ranked[:5]],
+        author="gpucost",
+        now=now,
+        job=job,
+        review_at=now + REVIEW_AFTER,
+    )
+
+
+def finish(services: Services, job: str, reason: Reason) -> dict[str, Any]:
+    """Close the job's books and its MLflow run.
+
+    Returns:
+        What Airflow keeps: cost, savings, quality, where to look; JSON values, nothing secret.
+    """
+    report = services.books.report(job)
+    attempts = services.leases.attempts(job)
+    record = services.store(job).exit_record(attempts[-1].number) if attempts else None
+    services.jobs.end(job, reason, services.clock.now())
+    run_id = tracking.job_ended(services, job, reason, report, record)
+    for lease in services.leases.of_job(job):
+        if not lease.state.may_cost and reason is Reason.COMPLETED:
+            services.live.forget(lease.id)
+    return {
+        "job": job,
+        "reason": str(reason),
+        "cost": str(report.cost.amount),
+        "currency": report.cost.currency,
+        "on_demand": str(report.on_demand.amount) if report.on_demand else None,
+        "savings": report.savings,
+        "hours": report.hours,
+        "interruptions": report.interruptions,
+        "lost_steps": report.lost_steps,
+        "attempts": len(report.attempts),
+        "results": dict(record.results) if record else {},
+        "weights_digest": record.weights_digest if record else None,
+        "mlflow_run_id": run_id,
+    }
+
+
+def _saved(record: ExitRecord | None, beat: int | None) -> int | None:
+    return record.saved_step if record is not None and record.saved_step is not None else beat

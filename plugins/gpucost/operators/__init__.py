@@ -1,0 +1,1 @@
+"""Airflow's operators: they parse arguments, call a room, and defer."""

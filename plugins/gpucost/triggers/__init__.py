@@ -1,0 +1,1 @@
+"""Airflow's triggers: they subscribe to the hub."""
