@@ -1,0 +1,281 @@
+"""All services of a demo or a test, started together, ended together."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import processes
+from .catalogue import catalogue, internal_ports, public_ports
+from .credentials import Credentials, SecretFiles
+from .environment import address, base_environment, gpucost_environment
+from .ports import PortChooser
+from .processes import LinuxProcesses, ProcessInfo, ProcessTable
+from .progress import ENDED, FAILED, READY, RUNNING, STARTING, WAITING, Progress, Silent
+from .records import RecordFile, ServiceRecord, StackRecord
+from .service import Service, ServiceSpec
+from .settings import DEFAULT_PORTS, StackError, StackSettings
+from .sites import write_sites
+
+SpecMaker = Callable[[StackSettings, Mapping[str, int], Credentials], list[ServiceSpec]]
+
+
+class Stack:
+    """The services of one home folder.
+
+    Args:
+        settings: where and how.
+        progress: shows what happens.
+        specs: makes the list of services (tests put cheap ones here).
+        table: the system's processes.
+        chooser: hands out ports.
+    """
+
+    def __init__(
+        self,
+        settings: StackSettings,
+        progress: Progress | None = None,
+        *,
+        specs: SpecMaker = catalogue,
+        table: ProcessTable | None = None,
+        chooser: PortChooser | None = None,
+    ) -> None:
+        self.settings = settings
+        self.progress: Progress = progress or Silent()
+        self._specs = specs
+        self._table = table or LinuxProcesses()
+        self._chooser = chooser or PortChooser()
+        self._file = RecordFile(settings.home / "services.json")
+        self._record = StackRecord()
+        self._services: dict[str, Service] = {}
+
+    def up(self) -> None:
+        """Start what does not run yet and wait until everything is ready.
+
+        What runs already, is ready and has loaded the present code is left alone; leftovers of a start that was
+        killed are ended first. When anything goes wrong, also Ctrl-C, all that this call started is ended again.
+
+        Raises:
+            StackError: a port set by the user is busy, or a service failed; says which, and why.
+        """
+        with self._lock(), self.progress:
+            self._load()
+            started: list[Service] = []
+            try:
+                self._start_all(self._end_unfit(), started)
+            except BaseException:
+                self._end(started)
+                raise
+
+    def down(self) -> int:
+        """End every process that was recorded, with its children, and nothing else.
+
+        Returns:
+            How many processes there were to end.
+        """
+        if not self._file.path.exists():
+            return 0
+        with self._lock(), self.progress:
+            self._record = self._file.read()
+            count = len(self._family())
+            waves = sorted({record.stop_wave for record in self._record.services.values()} | {0})
+            for wave in waves:
+                names = [name for name, record in self._record.services.items() if record.stop_wave == wave]
+                self._end_wave(names, everything=wave == waves[-1])
+            for record in self._record.services.values():
+                for path in record.leftovers:
+                    Path(path).unlink(missing_ok=True)
+            self._record.services = {}
+            self._file.write(self._record)
+            self._services = {}
+            return count
+
+    def attach(self) -> None:
+        """Get the handles of a stack that another process has started, without starting anything."""
+        self._load()
+
+    def service(self, name: str) -> Service:
+        """The handle of one service, to kill it, start it again, and wait for it."""
+        try:
+            return self._services[name]
+        except KeyError:
+            raise StackError(f"no service {name!r}; there are {sorted(self._services)}") from None
+
+    def addresses(self) -> dict[str, str]:
+        """URL per service: some of `airflow`, `mlflow`, `s3`, `rehearsal`."""
+        return {name: address(port) for name, port in self._ports().items() if name in DEFAULT_PORTS}
+
+    def credentials(self) -> Credentials:
+        """The stack's secrets, among them the passwords of Airflow's users `admin` and `viewer`."""
+        return SecretFiles(self.settings.home / "secrets").load()
+
+    def environment(self) -> dict[str, str]:
+        """The environment in which a `gpucost` command finds this stack's database, store, cloud and clock."""
+        return base_environment(self.settings) | gpucost_environment(self.settings, self._ports(), self.credentials())
+
+    def status(self) -> dict[str, str]:
+        """State per service: `ready`, `not running`, or what it waits for."""
+        if not self._file.path.exists():
+            return dict.fromkeys(self.settings.services, "not running")
+        self._load()
+        states = {}
+        for service in self._services.values():
+            if service.spec.is_step:
+                continue
+            states[service.name] = (service.waits_for() or READY) if service.is_alive() else "not running"
+        return states
+
+    def _ports(self) -> dict[str, int]:
+        return self._record.ports or self._file.read().ports
+
+    def _load(self) -> None:
+        """Read the record, choose the ports, make the handles."""
+        home = self.settings.home
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._record = self._file.read()
+        # Before anything starts: a process whose record could not be written any more is found by this mark.
+        self._file.write(self._record)
+        credentials = SecretFiles(home / "secrets").load()
+        self._choose_ports()
+        self._file.write(self._record)
+        if "s3" in self.addresses():
+            write_sites(home, self.addresses(), self.settings.market_file)
+        self._services = {}
+        for spec in self._specs(self.settings, self._record.ports, credentials):
+            self._services[spec.name] = Service(
+                spec,
+                log=home / "logs" / f"{spec.name}.log",
+                stack_id=self._record.stack_id,
+                table=self._table,
+                folder=home,
+                remember=self._remember,
+                record=self._record.services.get(spec.name),
+                secrets=tuple(credentials.values()),
+            )
+
+    def _choose_ports(self) -> None:
+        settings, remembered, chooser = self.settings, self._record.ports, self._chooser
+        running = any(self._is_recorded_alive(record) for record in self._record.services.values())
+        held = {port for port in remembered.values() if running and not chooser.free(port)}
+        names = public_ports(settings.services)
+        if settings.any_ports:
+            free = [name for name in names if name not in settings.fixed_ports]
+            ports = chooser.public([name for name in names if name not in free], settings.fixed_ports, remembered, held)
+            ports |= {name: chooser.internal(remembered.get(name), remembered.get(name) in held) for name in free}
+        else:
+            ports = chooser.public(names, settings.fixed_ports, remembered, held)
+        for name in internal_ports(settings.services):
+            ports[name] = chooser.internal(remembered.get(name), remembered.get(name) in held)
+        for sentence in chooser.moved:
+            self.progress.say(sentence)
+        chooser.moved.clear()
+        chooser.taken.clear()
+        self._record.ports = ports
+
+    def _is_recorded_alive(self, record: ServiceRecord) -> bool:
+        return processes.is_alive(self._table, record.pid, record.started)
+
+    def _remember(self, name: str, record: ServiceRecord | None) -> None:
+        self._record.services.pop(name, None)
+        if record is not None:
+            self._record.services[name] = record
+        self._file.write(self._record)
+
+    def _end_unfit(self) -> list[Service]:
+        """End what must not stay, and return what is to be started."""
+        fit = [service for service in self._services.values() if self._is_fit(service)]
+        keep = {info.pid for service in fit for info in service.family()}
+        processes.end(self._table, lambda: [i for i in self._family() if i.pid not in keep], grace=5.0)
+        for name in set(self._record.services) - {service.name for service in fit}:
+            self._remember(name, None)
+        for service in fit:
+            self.progress.update(service.name, RUNNING, note=service.spec.address or "")
+        return [service for service in self._services.values() if service not in fit]
+
+    def _is_fit(self, service: Service) -> bool:
+        if service.spec.is_step or service.record is None or not service.is_alive():
+            return False
+        return service.record.fingerprint == service.spec.fingerprint and service.waits_for() is None
+
+    def _start_all(self, services: list[Service], started: list[Service]) -> None:
+        """Start `services` as their order allows and wait for all; `started` grows as they start."""
+        waiting = list(services)
+        for service in waiting:
+            self.progress.update(service.name, WAITING, note=", ".join(f"after {name}" for name in service.spec.after))
+        pending: dict[str, Service] = {service.name: service for service in services}
+        begun: dict[str, float] = {}
+        while pending:
+            for service in [s for s in waiting if not set(s.spec.after) & set(pending)]:
+                waiting.remove(service)
+                started.append(service)
+                begun[service.name] = time.monotonic()
+                service.start()
+            for service in [s for s in pending.values() if s.name in begun]:
+                if self._is_ready(service, time.monotonic() - begun[service.name]):
+                    del pending[service.name]
+            if pending:
+                # The services need the cores more than our questions do, and only the small ones are quick.
+                time.sleep(0.1 if time.monotonic() - min(begun.values()) < 5 else 0.6)
+
+    def _is_ready(self, service: Service, seconds: float) -> bool:
+        try:
+            missing = service.waits_for()
+        except StackError:
+            self.progress.update(service.name, FAILED, seconds, str(service.log))
+            raise
+        if missing is not None and seconds > self.settings.start_deadline:
+            self.progress.update(service.name, FAILED, seconds, str(service.log))
+            raise StackError(service.failure(f"was not healthy within {seconds:.0f} s ({missing})"))
+        if missing is not None:
+            self.progress.update(service.name, STARTING, seconds, missing)
+            return False
+        if service.spec.done is not None:
+            service.spec.done()
+        if service.spec.is_step:
+            service.forget()
+        self.progress.update(service.name, READY, seconds, service.spec.address or "")
+        return True
+
+    def _family(self) -> list[ProcessInfo]:
+        roots = [(record.pid, record.started) for record in self._record.services.values()]
+        return processes.family(self._table, roots, self._record.stack_id)
+
+    def _end(self, services: list[Service]) -> None:
+        """End these services, those that others write to last."""
+        for wave in sorted({service.spec.stop_wave for service in services}):
+            names = [service.name for service in services if service.spec.stop_wave == wave]
+            self._end_wave(names, everything=False)
+        for service in services:
+            service.forget()
+
+    def _end_wave(self, names: list[str], *, everything: bool) -> None:
+        records = {name: self._record.services[name] for name in names if name in self._record.services}
+        roots = [(record.pid, record.started) for record in records.values()]
+
+        def find() -> list[ProcessInfo]:
+            return self._family() if everything else processes.family(self._table, roots)
+
+        def reap() -> None:
+            for service in self._services.values():
+                service.exit_status()
+
+        grace = max((record.stop_grace for record in records.values()), default=1.0)
+        processes.end(self._table, find, grace, reap=reap)
+        for name in records:
+            self.progress.update(name, ENDED)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """One `up` or `down` of a home folder at a time."""
+        self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.settings.home / "stack.lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StackError(
+                    f"another up or down works in {self.settings.home} at this moment: wait for its end"
+                ) from None
+            yield

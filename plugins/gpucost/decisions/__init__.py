@@ -1,0 +1,1 @@
+"""What did we compromise? The decision log."""

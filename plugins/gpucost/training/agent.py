@@ -1,0 +1,267 @@
+"""What runs first on a GPU node? The agent: it fetches the job, runs the program, reports, and ends.
+
+`python3 agent.zip` starts it. It reaches nothing but the object store and the machine's own metadata:
+
+    GPUCOST_STORE_URL, GPUCOST_STORE_ENDPOINT, GPUCOST_STORE_REGION     the store
+    GPUCOST_JOB, GPUCOST_LEASE, GPUCOST_ATTEMPT                         who it is; else the instance's tags
+    GPUCOST_WORKDIR                                                     a folder to work in; else a new one
+
+When it ends, whatever the reason, the machine's user data shuts the machine down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import gpucost
+from gpucost import bundle
+from gpucost.clock import SpecClock
+from gpucost.jobstore import AttemptRecord, ExitRecord, FencedOut, JobSpec, JobStore, Live
+from gpucost.objects import ObjectMissing
+from gpucost.reasons import Reason
+from gpucost.training import process
+from gpucost.training.checkpoint import store_errors
+from gpucost.training.identity import Identity, Unidentified, find_identity
+from gpucost.training.imds import Metadata
+from gpucost.training.notices import POLL_SECONDS, Notices
+from gpucost.training.orders import Stop
+from gpucost.training.relay import Relay, read_end
+from gpucost.training.supervisor import Supervisor
+from gpucost.training.surroundings import open_objects
+from gpucost.training.verdict import Ending, verdict
+from gpucost.training.watch import ControlWatch, NoticeWatch, Repeat, say
+from gpucost.training.workdir import Workdir
+
+EXIT_CODES = {
+    Reason.COMPLETED: 0,
+    Reason.BAD_PROGRAM: 1,
+    Reason.OUT_OF_MEMORY: 2,
+    Reason.BAD_REQUEST: 3,
+    Reason.STORE_UNREACHABLE: 74,
+    Reason.INTERRUPTED: 75,
+    Reason.STOPPED: 75,
+    Reason.EXPIRED: 75,
+    Reason.FENCED: 76,
+}
+"""The agent's own exit code, for whoever sees nothing but that; the exit record says more."""
+
+LOG_TAIL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often the agent does what, in real seconds.
+
+    Args:
+        heartbeat: between two heartbeats, with which log and metrics are sent.
+        control: between two looks at the control object and the fence.
+        notices: between two looks at the cloud's notices.
+        term_grace: from SIGTERM until the node must be gone; clouds give 30 s and more.
+        last_words: for sending the rest and the exit record when no other time is stated.
+    """
+
+    heartbeat: float = 2.0
+    control: float = 3.0
+    notices: float = POLL_SECONDS
+    term_grace: float = 25.0
+    last_words: float = 60.0
+
+
+class Refused(RuntimeError):
+    """The attempt cannot begin."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def main() -> NoReturn:
+    """Run the attempt that this node belongs to, and exit with the code of its reason."""
+    sys.exit(run(os.environ))
+
+
+def run(environ: Mapping[str, str], pace: Pace | None = None) -> int:
+    """Run one attempt; returns the exit code, see `EXIT_CODES`.
+
+    Args:
+        environ: the environment variables.
+        pace: how often it does what.
+    """
+    metadata = Metadata(environ)
+    try:
+        identity = find_identity(environ, metadata)
+        store = JobStore(open_objects(environ), identity.job)
+        return EXIT_CODES[Attempt(environ, identity, store, metadata, pace or Pace()).run()]
+    except (Unidentified, ValueError) as wrong:
+        say(f"{Reason.BAD_REQUEST}: {wrong}")
+        return EXIT_CODES[Reason.BAD_REQUEST]
+    except store_errors() as away:
+        say(f"{Reason.STORE_UNREACHABLE}: {environ.get('GPUCOST_STORE_URL')}: {away}")
+        return EXIT_CODES[Reason.STORE_UNREACHABLE]
+
+
+class Attempt:
+    """One attempt on this node, from its record to its exit record."""
+
+    def __init__(
+        self, environ: Mapping[str, str], identity: Identity, store: JobStore, metadata: Metadata, pace: Pace
+    ) -> None:
+        self._environ = environ
+        self._identity = identity
+        self._store = store
+        self._metadata = metadata
+        self._pace = pace
+        path = environ.get("GPUCOST_WORKDIR") or tempfile.mkdtemp(prefix="gpucost-")
+        self._workdir = Workdir(Path(path).absolute())
+        self._workdir.clear()
+
+    def run(self) -> Reason:
+        """Run it to its end.
+
+        Raises:
+            one of `store_errors()`: the store could not be reached at the start.
+        """
+        number = self._identity.attempt
+        try:
+            spec, record = self._read()
+            clock = SpecClock(spec.clock)
+            relay = Relay(self._store, Live(self._store.objects), self._workdir, self._identity, clock)
+            relay.beat()
+            self._store.claim(number)
+            self._fetch(spec)
+        except FencedOut as fenced:
+            return self._refuse(Reason.FENCED, str(fenced))
+        except Refused as refused:
+            return self._refuse(refused.reason, str(refused))
+        return self._train(spec, record, clock, relay)
+
+    def _read(self) -> tuple[JobSpec, AttemptRecord]:
+        try:
+            spec, record = self._store.spec(), self._store.attempt(self._identity.attempt)
+        except ObjectMissing as missing:
+            raise Refused(Reason.BAD_REQUEST, f"the store has no {missing}, expected it before the launch") from missing
+        if self._identity.lease_id not in {member.lease_id for member in record.members}:
+            raise Refused(Reason.BAD_REQUEST, f"lease {self._identity.lease_id} is no member of {record}")
+        if spec.world_size > 1 or len(record.members) > 1:
+            raise Refused(Reason.BAD_REQUEST, f"world_size: got {spec.world_size}; this version trains with 1 process")
+        if spec.environment.wheels or spec.data:
+            raise Refused(
+                Reason.BAD_REQUEST, "wheels and data are not fetched by this version: use the image and the code folder"
+            )
+        return spec, record
+
+    def _fetch(self, spec: JobSpec) -> None:
+        try:
+            code = self._store.code(spec.code_digest)
+        except ObjectMissing as missing:
+            raise Refused(Reason.BAD_REQUEST, f"the store has no {missing}") from missing
+        if (digest := bundle.digest_of(code)) != spec.code_digest:
+            raise Refused(Reason.BAD_REQUEST, f"code: got a zip with digest {digest}, expected {spec.code_digest}")
+        bundle.unpack(code, self._workdir.code)
+        self._workdir.write_job(spec)
+
+    def _train(self, spec: JobSpec, record: AttemptRecord, clock: SpecClock, relay: Relay) -> Reason:
+        kills_before = process.oom_kills()
+        identity = self._identity
+        own = {
+            "GPUCOST_JOB": identity.job,
+            "GPUCOST_LEASE": identity.lease_id,
+            "GPUCOST_ATTEMPT": str(identity.attempt),
+        }
+        env = process.environment(spec, {**self._environ, **own}, self._workdir, package_root())
+        program = process.Program(process.command(spec), self._workdir.code, env, self._workdir.log)
+        supervisor = Supervisor(program, self._workdir, clock, record.expires_at)
+        self._listen_to_signals(supervisor)
+        threads = self._start_threads(supervisor, clock, relay)
+        code = supervisor.run()
+        if left := program.end_leftovers():
+            say(f"{left} processes outlived the program and were ended")
+        ending = Ending(
+            exit_code=code,
+            result=self._workdir.result(),
+            progress=self._workdir.progress(),
+            asked=supervisor.asked,
+            killed=supervisor.killed,
+            log_tail=read_end(self._workdir.log, LOG_TAIL_BYTES),
+            oom_kills=process.oom_kills() - kills_before,
+        )
+        until = supervisor.gone_by or time.monotonic() + self._pace.last_words
+        return self._leave(ending, clock, relay, threads, until)
+
+    def _listen_to_signals(self, supervisor: Supervisor) -> None:
+        def on_signal(number: int, _frame: FrameType | None) -> None:
+            why = f"the machine got {signal.Signals(number).name}"
+            supervisor.orders.put(Stop(Reason.INTERRUPTED, why, within=self._pace.term_grace))
+
+        signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGINT, on_signal)
+
+    def _start_threads(self, supervisor: Supervisor, clock: SpecClock, relay: Relay) -> list[Repeat]:
+        def send() -> None:
+            relay.beat()
+            relay.forward()
+
+        put = supervisor.orders.put
+        control = ControlWatch(self._store, self._identity.attempt, put)
+        notices = NoticeWatch(Notices(self._metadata), clock, put)
+        threads = [
+            Repeat("sending", self._pace.heartbeat, send, store_errors()),
+            Repeat("control object", self._pace.control, control.look, store_errors()),
+            Repeat("instance metadata", self._pace.notices, notices.look, (OSError, ValueError)),
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _leave(self, ending: Ending, clock: SpecClock, relay: Relay, threads: list[Repeat], until: float) -> Reason:
+        reason, message = verdict(ending)
+        say(f"{reason}: {message}" if message else str(reason))
+        result = ending.result
+        for thread in threads:
+            if not thread.end(max(0.1, until - time.monotonic())) and thread.name == "sending":
+                say("the object store hangs: leaving without an exit record")
+                return Reason.STORE_UNREACHABLE
+        record = ExitRecord(
+            attempt=self._identity.attempt,
+            reason=reason,
+            message=message,
+            exit_code=ending.exit_code,
+            at=clock.now(),
+            step=ending.step,
+            saved_step=ending.saved_step,
+            results=result.results if result else {},
+            weights_digest=result.weights_digest if result else None,
+        )
+        while True:
+            try:
+                relay.forward(final=True)
+                self._store.write_exit(record)
+                relay.beat(exited=reason)
+            except store_errors() as away:
+                if time.monotonic() >= until:
+                    say(f"{Reason.STORE_UNREACHABLE}: leaving without an exit record: {away}")
+                    return Reason.STORE_UNREACHABLE
+                time.sleep(1.0)
+            else:
+                return reason
+
+    def _refuse(self, reason: Reason, message: str) -> Reason:
+        say(f"{reason}: {message}")
+        self._store.write_exit(
+            ExitRecord(attempt=self._identity.attempt, reason=reason, message=message, at=SpecClock().now())
+        )
+        return reason
+
+
+def package_root() -> Path:
+    """The folder or zip that `import gpucost` comes from, for the program's PYTHONPATH."""
+    return Path(gpucost.__file__).absolute().parent.parent

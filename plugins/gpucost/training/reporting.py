@@ -1,0 +1,120 @@
+"""What does a running program tell? Its progress, its metrics, its last word, at a bounded rate.
+
+On a node this goes to the work folder, where the agent picks it up; elsewhere to stderr.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from gpucost.clock import SpecClock
+from gpucost.jobstore import MetricPoint, Phase
+from gpucost.training.workdir import Progress, Request, Result, Workdir
+
+PROGRESS_SECONDS = 0.2
+"""Real seconds between two writes of the progress while only steps went by; a thousand steps a second are
+then no more work than five."""
+RATE_SECONDS = 1.0
+"""Real seconds over which steps per second are measured."""
+
+
+def say(line: str) -> None:
+    """A line for people, in the program's log."""
+    print(f"gpucost: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class Reporter:
+    """Tells progress and metrics, and hears requests.
+
+    Args:
+        workdir: shared with the agent; None outside gpucost.
+        clock: the job's clock; times and rates are told in its time.
+        real: real seconds, monotonic.
+    """
+
+    def __init__(self, workdir: Workdir | None, clock: SpecClock, real: Callable[[], float] = time.monotonic) -> None:
+        self._workdir = workdir
+        self._clock = clock
+        self._real = real
+        self._written = -math.inf
+        self._rate: float | None = None
+        self._rate_from: tuple[float, int] | None = None
+        self._mark = 0
+        self._sequence = 0
+        self._loss: float | None = None
+        self.total_steps: int | None = None
+        self.resumed_step: int | None = None
+        self.saved_step: int | None = None
+
+    def due(self) -> bool:
+        """Whether it is time to write the progress again."""
+        return self._real() - self._written >= PROGRESS_SECONDS
+
+    def progress(self, phase: Phase, step: int, epoch: int, loss: float | None = None) -> None:
+        """Write the progress now."""
+        if loss is not None:
+            self._loss = loss if math.isfinite(loss) else None
+        self._measure_rate(phase, step)
+        self._written = self._real()
+        if self._workdir is None:
+            return
+        self._workdir.write_progress(
+            Progress(
+                step=step,
+                epoch=epoch,
+                at=self._clock.now(),
+                phase=phase,
+                total_steps=self.total_steps,
+                loss=self._loss,
+                steps_per_second=self._rate,
+                resumed_step=self.resumed_step,
+                saved_step=self.saved_step,
+            )
+        )
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Log metrics of one step. What is not a finite number is said in the log and left out."""
+        finite = finite_only(values, f"step {step}")
+        if not finite:
+            return
+        if self._workdir is None:
+            say(f"step {step}: " + ", ".join(f"{name} {value:.5g}" for name, value in finite.items()))
+        else:
+            self._workdir.add_metrics(MetricPoint(step=step, at=self._clock.now(), values=finite))
+
+    def result(self, result: Result) -> None:
+        """Leave the last word."""
+        if self._workdir is not None:
+            self._workdir.write_result(result)
+
+    def asked(self) -> Request | None:
+        """A request that was not seen before, or None."""
+        if self._workdir is None or (mark := self._workdir.request_mark()) == self._mark:
+            return None
+        self._mark = mark
+        request = self._workdir.request()
+        if request is None or request.sequence <= self._sequence:
+            return None
+        self._sequence = request.sequence
+        return request
+
+    def _measure_rate(self, phase: Phase, step: int) -> None:
+        now = self._real()
+        if phase is Phase.STARTING or phase is Phase.RESTORING or self._rate_from is None:
+            self._rate_from = (now, step)
+            return
+        began, first = self._rate_from
+        if now - began >= RATE_SECONDS:
+            self._rate = (step - first) / (now - began) / self._clock.spec.speed
+            self._rate_from = (now, step)
+
+
+def finite_only(values: Mapping[str, float], where: str) -> dict[str, float]:
+    """`values` without infinities and NaN, each of which is said in the log."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            say(f"{where}: {name} is {value}; not logged")
+    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -1,0 +1,67 @@
+"""In which order are the samples seen? A pure function of (seed, epoch), with no state to save.
+
+Randomness that belongs to one sample (augmentation, masking) comes from `generator`, a pure function of
+(seed, epoch, stream, index): however often a run is interrupted, and whichever worker loads a sample, it
+meets the same samples, changed in the same way, in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def order(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A permutation of 0 .. size-1.
+
+    numpy promises that a bit generator's raw stream stays the same between versions, but not that
+    `permutation` does; hence a stable sort of raw numbers, which gives every node the same order.
+    """
+    import numpy as np
+
+    raw = np.random.PCG64(_seed_sequence(seed, epoch, "order")).random_raw(size)
+    return np.argsort(raw, kind="stable").astype(np.int64)
+
+
+def batches(
+    size: int, batch_size: int, *, seed: int, epoch: int, shuffle: bool = True, drop_last: bool = False
+) -> list[NDArray[np.int64]]:
+    """The epoch's batches of sample indices; the last one may be smaller.
+
+    Raises:
+        ValueError: there is no sample, or `batch_size` is less than 1.
+    """
+    import numpy as np
+
+    if size < 1:
+        raise ValueError(f"size: got {size}, expected at least one sample")
+    if batch_size < 1:
+        raise ValueError(f"batch_size: got {batch_size}, expected 1 or more")
+    indices = order(size, seed, epoch) if shuffle else np.arange(size, dtype=np.int64)
+    end = size - size % batch_size if drop_last else size
+    return [indices[start : start + batch_size] for start in range(0, end, batch_size)]
+
+
+def generator(seed: int, epoch: int, *, stream: str = "", index: int | None = None) -> np.random.Generator:
+    """Random numbers that depend on nothing but the arguments.
+
+    Args:
+        seed: the job's seed.
+        epoch: the epoch.
+        stream: a name, so that two uses (shifts, flips) are independent of each other.
+        index: the sample; None: for the epoch as a whole, e.g. one draw of an array with a row per sample.
+    """
+    import numpy as np
+
+    return np.random.Generator(np.random.PCG64(_seed_sequence(seed, epoch, stream, index)))
+
+
+def _seed_sequence(seed: int, epoch: int, stream: str, index: int | None = None) -> np.random.SeedSequence:
+    import numpy as np
+
+    name = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big")
+    return np.random.SeedSequence([seed, epoch, name, 0 if index is None else index + 1])

@@ -1,0 +1,137 @@
+"""Who tells the agent? The control object, the fence and the cloud's notices, each asked every few seconds.
+
+Every source runs in a thread of its own, so that a store that hangs never delays a notice; what they learn
+becomes orders in one queue.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime
+
+from gpucost.clock import SpecClock
+from gpucost.jobstore import Command, Control, FencedOut, JobStore
+from gpucost.reasons import Reason
+from gpucost.training.notices import Action, Notices
+from gpucost.training.orders import Extend, Kill, Order, Save, Stop
+
+Put = Callable[[Order], None]
+
+
+def say(line: str) -> None:
+    """A line for people, in the agent's own log."""
+    print(f"gpucost agent: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class Repeat(threading.Thread):
+    """Calls a function every `seconds` (real) until told to end; known errors are said and tried again.
+
+    Args:
+        name: of what is done, for the message.
+        seconds: real seconds between two calls.
+        function: what to do.
+        errors: what it may raise while something outside is away.
+    """
+
+    def __init__(self, name: str, seconds: float, function: Callable[[], None], errors: tuple[type[Exception], ...]):
+        super().__init__(name=name, daemon=True)
+        self._seconds = seconds
+        self._function = function
+        self._errors = errors
+        self._end = threading.Event()
+        self._failing = False
+
+    def run(self) -> None:
+        """Thread's work; use `start` and `end`."""
+        while not self._end.is_set():
+            self.once()
+            self._end.wait(self._seconds)
+
+    def once(self) -> None:
+        """One call."""
+        try:
+            self._function()
+        except self._errors as error:
+            if not self._failing:  # Once per outage: an S3 that is away for an hour is not worth 1,000 lines.
+                say(f"{self.name}: {error}; trying again every {self._seconds:g} s")
+            self._failing = True
+        else:
+            if self._failing:
+                say(f"{self.name}: works again")
+            self._failing = False
+
+    def end(self, timeout: float) -> bool:
+        """Tell it to end and wait; whether it ended in time."""
+        self._end.set()
+        self.join(timeout)
+        return not self.is_alive()
+
+
+class ControlWatch:
+    """Turns changes of the control object, and a moved fence, into orders.
+
+    Args:
+        store: the job's documents.
+        attempt: this attempt's number.
+        put: takes the orders.
+    """
+
+    def __init__(self, store: JobStore, attempt: int, put: Put) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._put = put
+        self._sequence = 0
+        self._expires_at: datetime | None = None
+
+    def look(self) -> None:
+        """Ask once."""
+        try:
+            self._store.check_fence(self._attempt)
+        except FencedOut as fenced:
+            self._put(Kill(Reason.FENCED, str(fenced)))
+            return
+        control = self._store.control(self._attempt)
+        if control.expires_at and control.expires_at != self._expires_at:
+            self._expires_at = control.expires_at
+            self._put(Extend(control.expires_at))
+        if control.sequence > self._sequence:
+            self._sequence = control.sequence
+            self._obey(control)
+
+    def _obey(self, control: Control) -> None:
+        why = control.why or f"control {control.sequence}: {control.command}"
+        if control.command is Command.SAVE:
+            self._put(Save(why))
+        elif control.command is Command.SAVE_AND_STOP:
+            self._put(Stop(Reason.STOPPED, why))
+        elif control.command is Command.RECONFIGURE:
+            say(f"control {control.sequence} asks to reconfigure, which this version cannot do; going on as before")
+
+
+class NoticeWatch:
+    """Turns the cloud's notices into orders.
+
+    Args:
+        notices: of this machine.
+        clock: the job's clock; the cloud tells its times on it.
+        put: takes the orders.
+    """
+
+    def __init__(self, notices: Notices, clock: SpecClock, put: Put) -> None:
+        self._notices = notices
+        self._clock = clock
+        self._put = put
+
+    def look(self) -> None:
+        """Ask once."""
+        for notice in self._notices.new():
+            if isinstance(notice, Action):
+                left = (notice.at - self._clock.now()).total_seconds() / self._clock.spec.speed
+                why = f"notice: {notice.what} at {notice.at.isoformat()}"
+                say(f"{why}, {left:.1f} real seconds from now")
+                self._put(Stop(Reason.INTERRUPTED, why, within=max(0.0, left)))
+            else:
+                say(f"rebalance recommendation of {notice.at.isoformat()}: saving, going on")
+                self._put(Save("rebalance recommendation"))

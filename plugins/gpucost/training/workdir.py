@@ -1,0 +1,154 @@
+"""How do the agent and the program talk? Through files in one folder, each replaced as a whole.
+
+    job.json        agent -> program   the job's specification
+    request.json    agent -> program   save, or save and stop, at the next step boundary
+    progress.json   program -> agent   how far it is (a rehearsal cloud watches it, too)
+    metrics.jsonl   program -> agent   one `MetricPoint` a line, appended
+    result.json     program -> agent   its last word
+    program.log     program -> agent   what it wrote to stdout and stderr
+    code/           the program's folder
+
+Files need no library, no port and no thread in the program, and outlive either side.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from gpucost.jobstore import Command, JobSpec, MetricPoint, Phase
+
+EXIT_STORE = 74
+"""The program could not reach the object store when it started (sysexits.h: EX_IOERR)."""
+EXIT_STOPPED = 75
+"""The program saved and stopped because it was asked to (EX_TEMPFAIL: start it again to go on)."""
+EXIT_FENCED = 76
+"""A newer attempt owns the job; the program stopped without saving."""
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Progress(_File):
+    """How far the program is. Times and rates are those of the job's clock."""
+
+    step: int = Field(ge=0, description="Optimizer steps done.")
+    epoch: int = Field(default=0, ge=0)
+    at: AwareDatetime
+    phase: Phase = Phase.TRAINING
+    total_steps: int | None = None
+    loss: float | None = None
+    steps_per_second: float | None = Field(default=None, description="Per second of the job's clock.")
+    resumed_step: int | None = Field(default=None, description="The step it went on from; 0: from nothing.")
+    saved_step: int | None = Field(default=None, description="The newest committed checkpoint's step.")
+
+
+class Request(_File):
+    """What the agent asks for; `sequence` grows with every request."""
+
+    sequence: int = Field(ge=1)
+    command: Literal[Command.SAVE, Command.SAVE_AND_STOP]
+    why: str = ""
+
+
+class Result(_File):
+    """The program's last word."""
+
+    status: Literal["finished", "stopped", "fenced"]
+    step: int
+    saved_step: int | None = None
+    results: dict[str, float] = {}
+    weights_digest: str | None = None
+
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class Workdir:
+    """The folder that agent and program share.
+
+    Args:
+        path: the folder; made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self.code = path / "code"
+        self.log = path / "program.log"
+        self.metrics = path / "metrics.jsonl"
+        self._job = path / "job.json"
+        self._request = path / "request.json"
+        self._progress = path / "progress.json"
+        self._result = path / "result.json"
+
+    def clear(self) -> None:
+        """Remove what an earlier attempt left, so that its words are not taken for this one's."""
+        for file in (self.log, self.metrics, self._job, self._request, self._progress, self._result):
+            file.unlink(missing_ok=True)
+        shutil.rmtree(self.code, ignore_errors=True)
+
+    def write_job(self, spec: JobSpec) -> None:
+        """Hand the specification to the program."""
+        _replace(self._job, spec)
+
+    def job(self) -> JobSpec:
+        """The specification of the job that this node runs."""
+        return JobSpec.model_validate_json(self._job.read_bytes())
+
+    def ask(self, request: Request) -> None:
+        """Ask something of the program."""
+        _replace(self._request, request)
+
+    def request_mark(self) -> int:
+        """A number that changes with every request, 0 before the first; cheap enough for every step."""
+        try:
+            # The inode, too: two requests within one tick of the file system's clock are two.
+            status = os.stat(self._request)  # noqa: PTH116
+        except FileNotFoundError:
+            return 0
+        return hash((status.st_mtime_ns, status.st_ino)) or 1
+
+    def request(self) -> Request | None:
+        """What the agent asks for, or None."""
+        return _load(Request, self._request)
+
+    def write_progress(self, progress: Progress) -> None:
+        """Tell how far the program is."""
+        _replace(self._progress, progress)
+
+    def progress(self) -> Progress | None:
+        """How far the program is, or None before its first word."""
+        return _load(Progress, self._progress)
+
+    def add_metrics(self, point: MetricPoint) -> None:
+        """Append one step's metrics."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(point.model_dump_json() + "\n")
+
+    def write_result(self, result: Result) -> None:
+        """Leave the program's last word."""
+        _replace(self._result, result)
+
+    def result(self) -> Result | None:
+        """The program's last word, or None."""
+        return _load(Result, self._result)
+
+
+def _replace(path: Path, content: BaseModel) -> None:
+    # A reader sees the old file or the new one, never half of one, whenever the writer is killed.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(content.model_dump_json(), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _load(kind: type[Content], path: Path) -> Content | None:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None

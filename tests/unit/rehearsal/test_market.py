@@ -1,0 +1,105 @@
+"""The market file and the prices that move."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucost.rehearsal.market import Market, MarketError, PoolKey, load_market
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = ROOT / "include/market/three_zones.json"
+ORIGIN = datetime(2026, 11, 30, 16, 0, 0, tzinfo=UTC)
+POOL = PoolKey("us-east-1a", "g4dn.xlarge")
+
+
+def broken(tmp_path: Path, change: Any) -> Path:
+    document = json.loads(FILE.read_text())
+    change(document)
+    path = tmp_path / "market.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_the_shipped_market_names_a_source_for_every_price() -> None:
+    market = load_market(FILE)
+    assert {zone.name: zone.zone_id for zone in market.zones} == {
+        "us-east-1a": "use1-az6",
+        "us-east-1b": "use1-az1",
+        "us-east-1c": "use1-az2",
+    }
+    assert len(market.pools) == 9
+    prices = [offer.on_demand for offer in market.instance_types] + [pool.spot for pool in market.pools]
+    assert all("catalog" in price.source and price.as_of for price in prices)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda d: d["pools"][0]["spot"].update(usd_per_hour="-1"), "pools.0.spot.usd_per_hour"),
+        (lambda d: d["pools"][0]["spot"].update(usd_per_hour=0.2), "pools.0.spot.usd_per_hour"),
+        (lambda d: d["pools"][0].update(zone="us-east-1z"), "pools.0.zone"),
+        (lambda d: d["pools"][1].update(instance_type="x9.huge"), "pools.1.instance_type"),
+        (lambda d: d["pools"][0]["spot"].update(usd_per_hour="9.99"), "at most the on-demand price"),
+        (lambda d: d["pools"].append(d["pools"][0]), "listed twice"),
+        (lambda d: d["pools"][0]["capacity"].update(spot=-1), "pools.0.capacity.spot"),
+        (lambda d: d.update(currency="EUR"), "currency"),
+        (lambda d: d.pop("seed"), "seed"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_the_name_of_its_field(tmp_path: Path, change: Any, field: str) -> None:
+    with pytest.raises(MarketError, match=field):
+        load_market(broken(tmp_path, change))
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(MarketError, match="--market"):
+        load_market(tmp_path / "none.json")
+
+
+def test_prices_are_the_same_for_everybody_whatever_was_asked_before() -> None:
+    one, other = Market(load_market(FILE), ORIGIN), Market(load_market(FILE), ORIGIN)
+    moments = [ORIGIN + timedelta(hours=h) for h in (-40, -3, 0, 7, 100)]
+    forwards = [one.prices(POOL).at(moment) for moment in moments]
+    backwards = [other.prices(POOL).at(moment) for moment in reversed(moments)]
+    assert forwards == backwards[::-1]
+
+
+def test_each_pool_moves_on_its_own_within_its_bounds_in_steps_of_a_hundredth_cent() -> None:
+    market = Market(load_market(FILE), ORIGIN)
+    seen = {}
+    for pool in market.pools:
+        points = market.prices(pool).between(ORIGIN - timedelta(hours=48), ORIGIN + timedelta(hours=200))
+        assert len(points) > 20
+        assert all(b.at - a.at >= timedelta(seconds=300) for a, b in itertools.pairwise(points))
+        assert all(a.price != b.price for a, b in itertools.pairwise(points))
+        for point in points:
+            assert point.at.microsecond == 0
+            assert point.price == point.price.quantize(Decimal("0.0001"))
+            assert 0 < point.price <= market.on_demand(pool.instance_type)
+        seen[pool] = [(point.at, point.price) for point in points]
+    assert len({tuple(series) for series in seen.values()}) == len(seen)
+
+
+def test_history_reaches_back_a_day_at_least_and_not_further_than_it_says() -> None:
+    series = Market(load_market(FILE), ORIGIN).prices(POOL)
+    assert series.start <= ORIGIN - timedelta(hours=24)
+    with pytest.raises(ValueError, match="moment"):
+        series.at(series.start - timedelta(seconds=1))
+
+
+def test_between_begins_with_the_price_in_force() -> None:
+    series = Market(load_market(FILE), ORIGIN).prices(POOL)
+    second = series.between(series.start, ORIGIN)[1]
+    just_before = second.at - timedelta(seconds=1)
+    assert series.at(just_before) != series.at(second.at)
+    points = series.between(just_before, second.at)
+    assert [point.price for point in points] == [series.at(just_before), second.price]
+    assert series.between(second.at, second.at) == [second]
+    assert series.between(ORIGIN, ORIGIN - timedelta(hours=1)) == []

@@ -1,0 +1,131 @@
+"""Parameters in, XML out, filters and pages; judged by botocore's own serializer and parser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import botocore.loaders
+import botocore.model
+import botocore.parsers
+import botocore.serialize
+import pytest
+
+from gpucost.rehearsal import filters, wire
+
+
+@pytest.fixture(scope="module")
+def model() -> botocore.model.ServiceModel:
+    return botocore.model.ServiceModel(botocore.loaders.Loader().load_service_model("ec2", "service-2"))
+
+
+def sent(model: botocore.model.ServiceModel, action: str, parameters: dict[str, Any]) -> dict[str, str]:
+    """The form that boto3 would send."""
+    serializer = botocore.serialize.create_serializer("ec2")
+    body: dict[str, Any] = serializer.serialize_to_request(parameters, model.operation_model(action))["body"]
+    return {key: str(value) for key, value in body.items()}
+
+
+def received(model: botocore.model.ServiceModel, action: str, answer: tuple[int, dict[str, str], str]) -> Any:
+    """What boto3 would hand to its caller."""
+    status, headers, body = answer
+    parser = botocore.parsers.create_parser("ec2")
+    shape = model.operation_model(action).output_shape
+    return parser.parse({"status_code": status, "headers": headers, "body": body.encode()}, shape)
+
+
+def test_a_fleet_request_arrives_as_it_was_sent(model: botocore.model.ServiceModel) -> None:
+    request = {
+        "Type": "instant",
+        "ClientToken": "token",
+        "LaunchTemplateConfigs": [
+            {
+                "LaunchTemplateSpecification": {"LaunchTemplateId": "lt-1", "Version": "$Latest"},
+                "Overrides": [
+                    {"InstanceType": "g4dn.xlarge", "AvailabilityZone": "us-east-1a", "MaxPrice": "0.3", "Priority": 2},
+                    {"InstanceType": "g5.xlarge", "SubnetId": "subnet-1"},
+                ],
+            }
+        ],
+        "TargetCapacitySpecification": {"TotalTargetCapacity": 3, "DefaultTargetCapacityType": "spot"},
+        "TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": "b"}]}],
+    }
+    assert wire.parse("CreateFleet", sent(model, "CreateFleet", request)) == request
+
+
+def test_times_arrive_aware_and_nonsense_is_refused(model: botocore.model.ServiceModel) -> None:
+    start = datetime(2026, 11, 30, 16, 0, tzinfo=UTC)
+    form = sent(model, "DescribeSpotPriceHistory", {"StartTime": start, "InstanceTypes": ["g4dn.xlarge"]})
+    assert wire.parse("DescribeSpotPriceHistory", form) == {"StartTime": start, "InstanceTypes": ["g4dn.xlarge"]}
+    with pytest.raises(wire.Ec2Error) as caught:
+        wire.parse("DescribeSpotPriceHistory", {"StartTime": "yesterday-ish"})
+    assert caught.value.code == "InvalidParameterValue"
+    with pytest.raises(wire.Ec2Error):
+        wire.parse("DescribeInstances", {"MaxResults": "many"})
+
+
+def test_an_answer_reaches_the_caller_whole(model: botocore.model.ServiceModel) -> None:
+    launched = datetime(2026, 11, 30, 16, 43, 14, tzinfo=UTC)
+    instance = {
+        "InstanceId": "i-1",
+        "LaunchTime": launched,
+        "State": {"Code": 16, "Name": "running"},
+        "Tags": [{"Key": "a<b&c", "Value": "ü"}],
+    }
+    answer = wire.answer("DescribeInstances", {"Reservations": [{"ReservationId": "r-1", "Instances": [instance]}]})
+    got = received(model, "DescribeInstances", answer)
+    assert got["Reservations"] == [{"ReservationId": "r-1", "Instances": [instance]}]
+    assert "NextToken" not in got
+
+
+def test_an_error_reaches_the_caller_with_its_code(model: botocore.model.ServiceModel) -> None:
+    answer = wire.answer("TerminateInstances", wire.Ec2Error("InvalidInstanceID.NotFound", "no such instance"))
+    assert answer[0] == 400
+    error = received(model, "TerminateInstances", answer)["Error"]
+    assert (error["Code"], error["Message"]) == ("InvalidInstanceID.NotFound", "no such instance")
+
+
+def name_values(item: Mapping[str, str]) -> Iterable[str]:
+    return [item["name"]] if "name" in item else []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ([{"Name": "name", "Values": ["job-*"]}], ["job-1", "job-22"]),
+        ([{"Name": "name", "Values": ["job-?"]}], ["job-1"]),
+        ([{"Name": "name", "Values": ["a[b]"]}], ["a[b]"]),
+        ([{"Name": "name", "Values": ["job-1", "a*"]}], ["job-1", "a[b]"]),
+        ([{"Name": "name", "Values": ["job-*"]}, {"Name": "tag:big", "Values": ["yes"]}], ["job-22"]),
+        ([{"Name": "tag-key", "Values": ["b*"]}], ["job-22"]),
+        ([{"Name": "name", "Values": ["x\\*"]}], []),
+        ([], ["job-1", "job-22", "a[b]"]),
+    ],
+)
+def test_filters(wanted: list[dict[str, Any]], chosen: list[str]) -> None:
+    items = [{"name": "job-1"}, {"name": "job-22", "big": "yes"}, {"name": "a[b]"}]
+    got = filters.select(
+        items, wanted, {"name": name_values}, lambda item: {k: v for k, v in item.items() if k != "name"}
+    )
+    assert [item["name"] for item in got] == chosen
+
+
+def test_an_unknown_filter_is_refused() -> None:
+    with pytest.raises(wire.Ec2Error, match="colour"):
+        filters.select([], [{"Name": "colour", "Values": ["red"]}], {}, lambda _item: {})
+
+
+def test_pages_give_everything_once_in_order() -> None:
+    items = list(range(11))
+    got: list[int] = []
+    token: str | None = None
+    while True:
+        page, token = filters.page(items, {"MaxResults": 4, "NextToken": token})
+        assert len(page) <= 4
+        got += page
+        if token is None:
+            break
+    assert got == items
+    with pytest.raises(wire.Ec2Error, match="InvalidNextToken"):
+        filters.page(items, {"NextToken": "made-up"})
