@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from .progress import make_progress
 from .settings import SERVICES, StackError, StackSettings, ports_from_environment
@@ -48,6 +49,23 @@ def up(home: Home = HOME, services: Annotated[str, typer.Option(help="Only these
 
 
 @app.command()
+def run(home: Home = HOME) -> None:
+    """Start what does not run yet, run the demo's job, and hold it to its promises; the pages stay up."""
+    from .job import run_demo
+
+    stack = open_stack(home)
+    try:
+        stack.up()
+        kept = run_demo(stack, Console(highlight=False))
+    except (KeyboardInterrupt, SystemExit):
+        print("interrupted: ending the services")
+        stack.down()
+        raise
+    if not kept:
+        raise StackError(f"not every promise was kept, see above; the logs are in {home / 'logs'}")
+
+
+@app.command()
 def down(home: Home = HOME) -> None:
     """End the services that `up` started, and only those."""
     begun = time.monotonic()
@@ -76,13 +94,10 @@ def main() -> None:
     """Run a command; exit status 1 with a message for what went wrong, 130 after Ctrl-C."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        app(standalone_mode=False)
+        app()
     except StackError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted; what was started is ended", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

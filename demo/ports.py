@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .settings import DEFAULT_PORTS, PORT_VARIABLES, StackError
@@ -28,6 +28,14 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def listening(pids: Collection[int]) -> set[int]:
+    """The TCP ports that these processes listen on."""
+    import psutil
+
+    connections = psutil.net_connections(kind="tcp")
+    return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.pid in pids}
 
 
 def who_listens(port: int) -> str:
@@ -52,11 +60,13 @@ class PortChooser:
     Args:
         free: tells whether a port can be listened on.
         listener: names the program that holds a busy port.
+        held: the ports that some processes listen on.
         rng: spreads the internal ports, so that two stacks that start together do not meet.
     """
 
     free: Callable[[int], bool] = is_free
     listener: Callable[[int], str] = who_listens
+    held: Callable[[Collection[int]], set[int]] = listening
     rng: random.Random = field(default_factory=random.Random)
     taken: set[int] = field(default_factory=set)
     moved: list[str] = field(default_factory=list)

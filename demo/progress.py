@@ -127,8 +127,8 @@ class LiveProgress(Silent):
         elapsed = time.monotonic() - self._begun
         table = Table(title=f"{self._title}  {elapsed:.0f} s", title_justify="left", box=None, pad_edge=False)
         table.add_column("")
-        table.add_column("service")
-        table.add_column("state")
+        table.add_column("service", min_width=15)
+        table.add_column("state", min_width=11)
         table.add_column("seconds", justify="right")
         table.add_column("", overflow="ellipsis", no_wrap=True)
         for row in list(self._rows.values()):

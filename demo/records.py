@@ -33,6 +33,7 @@ class StackRecord(BaseModel):
 
     stack_id: str = Field(default_factory=lambda: secrets.token_hex(8))
     ports: dict[str, int] = {}
+    chosen: tuple[str, ...] = Field(default=(), description="The services that were asked for.")
     services: dict[str, ServiceRecord] = {}
 
 

@@ -6,6 +6,7 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from . import processes
@@ -67,6 +68,7 @@ class Stack:
             try:
                 self._start_all(self._end_unfit(), started)
             except BaseException:
+                self.progress.say("ending what was started")
                 self._end(started)
                 raise
 
@@ -84,7 +86,7 @@ class Stack:
             waves = sorted({record.stop_wave for record in self._record.services.values()} | {0})
             for wave in waves:
                 names = [name for name, record in self._record.services.items() if record.stop_wave == wave]
-                self._end_wave(names, everything=wave == waves[-1])
+                self._end_wave(names, self._family if wave == waves[-1] else None)
             for record in self._record.services.values():
                 for path in record.leftovers:
                     Path(path).unlink(missing_ok=True)
@@ -94,8 +96,16 @@ class Stack:
             return count
 
     def attach(self) -> None:
-        """Get the handles of a stack that another process has started, without starting anything."""
-        self._load()
+        """Get the handles of a stack that another process has started; nothing is started.
+
+        Raises:
+            StackError: nothing was ever started in this home folder.
+        """
+        if not self._file.path.exists():
+            raise StackError(f"{self._file.path} is not there: start the services with `up` first")
+        self._record = self._file.read()
+        settings = replace(self.settings, services=self._record.chosen)
+        self._make_services(settings, self.credentials())
 
     def service(self, name: str) -> Service:
         """The handle of one service, to kill it, start it again, and wait for it."""
@@ -120,7 +130,7 @@ class Stack:
         """State per service: `ready`, `not running`, or what it waits for."""
         if not self._file.path.exists():
             return dict.fromkeys(self.settings.services, "not running")
-        self._load()
+        self.attach()
         states = {}
         for service in self._services.values():
             if service.spec.is_step:
@@ -140,17 +150,21 @@ class Stack:
         self._file.write(self._record)
         credentials = SecretFiles(home / "secrets").load()
         self._choose_ports()
+        self._record.chosen = self.settings.services
         self._file.write(self._record)
         if "s3" in self.addresses():
             write_sites(home, self.addresses(), self.settings.market_file)
+        self._make_services(self.settings, credentials)
+
+    def _make_services(self, settings: StackSettings, credentials: Credentials) -> None:
         self._services = {}
-        for spec in self._specs(self.settings, self._record.ports, credentials):
+        for spec in self._specs(settings, self._record.ports, credentials):
             self._services[spec.name] = Service(
                 spec,
-                log=home / "logs" / f"{spec.name}.log",
+                log=settings.home / "logs" / f"{spec.name}.log",
                 stack_id=self._record.stack_id,
                 table=self._table,
-                folder=home,
+                folder=settings.home,
                 remember=self._remember,
                 record=self._record.services.get(spec.name),
                 secrets=tuple(credentials.values()),
@@ -158,8 +172,7 @@ class Stack:
 
     def _choose_ports(self) -> None:
         settings, remembered, chooser = self.settings, self._record.ports, self._chooser
-        running = any(self._is_recorded_alive(record) for record in self._record.services.values())
-        held = {port for port in remembered.values() if running and not chooser.free(port)}
+        held = chooser.held({info.pid for info in self._family()})
         names = public_ports(settings.services)
         if settings.any_ports:
             free = [name for name in names if name not in settings.fixed_ports]
@@ -174,9 +187,6 @@ class Stack:
         chooser.moved.clear()
         chooser.taken.clear()
         self._record.ports = ports
-
-    def _is_recorded_alive(self, record: ServiceRecord) -> bool:
-        return processes.is_alive(self._table, record.pid, record.started)
 
     def _remember(self, name: str, record: ServiceRecord | None) -> None:
         self._record.services.pop(name, None)
@@ -244,26 +254,31 @@ class Stack:
         return processes.family(self._table, roots, self._record.stack_id)
 
     def _end(self, services: list[Service]) -> None:
-        """End these services, those that others write to last."""
-        for wave in sorted({service.spec.stop_wave for service in services}):
+        """End these services and all that is not another one's, those that others write to last."""
+        others = [service for service in self._services.values() if service not in services]
+
+        def not_theirs() -> list[ProcessInfo]:
+            theirs = {info.pid for service in others for info in service.family()}
+            return [info for info in self._family() if info.pid not in theirs]
+
+        waves = sorted({service.spec.stop_wave for service in services})
+        for wave in waves:
             names = [service.name for service in services if service.spec.stop_wave == wave]
-            self._end_wave(names, everything=False)
+            self._end_wave(names, not_theirs if wave == waves[-1] else None)
         for service in services:
             service.forget()
 
-    def _end_wave(self, names: list[str], *, everything: bool) -> None:
+    def _end_wave(self, names: list[str], find: Callable[[], list[ProcessInfo]] | None) -> None:
+        """End what `find` lists, or else just these services."""
         records = {name: self._record.services[name] for name in names if name in self._record.services}
         roots = [(record.pid, record.started) for record in records.values()]
-
-        def find() -> list[ProcessInfo]:
-            return self._family() if everything else processes.family(self._table, roots)
 
         def reap() -> None:
             for service in self._services.values():
                 service.exit_status()
 
         grace = max((record.stop_grace for record in records.values()), default=1.0)
-        processes.end(self._table, find, grace, reap=reap)
+        processes.end(self._table, find or (lambda: processes.family(self._table, roots)), grace, reap=reap)
         for name in records:
             self.progress.update(name, ENDED)
 

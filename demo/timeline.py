@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -78,6 +79,8 @@ class Timeline:
         live: draw on the terminal; by default where there is one for it.
         console: where to draw.
         write: where plain lines go.
+        plain_every: real seconds between two status lines where there is no terminal.
+        monotonic: counts real seconds.
     """
 
     def __init__(
@@ -87,7 +90,12 @@ class Timeline:
         live: bool | None = None,
         console: Console | None = None,
         write: Callable[[str], object] = print,
+        plain_every: float = 5.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._plain_every = plain_every
+        self._monotonic = monotonic
+        self._plain_at = -plain_every
         self._start = start
         self._console = console or Console(highlight=False)
         self._write = write
@@ -133,8 +141,8 @@ class Timeline:
         """Replace the status line, e.g. by what `progress_line` returns; in plain mode a line when it changed."""
         if self._live is not None:
             self._status = Text(text)
-        elif text != self._last_plain:
-            self._last_plain = text
+        elif text != self._last_plain and self._monotonic() - self._plain_at >= self._plain_every:
+            self._last_plain, self._plain_at = text, self._monotonic()
             self._write(text)
 
     def _footer(self) -> Table:

@@ -9,7 +9,10 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+from gpucost.objects import Conflict, Objects
 
 AGENT_PARTS = ("__init__.py", "bundle.py", "clock.py", "job.py", "jobstore.py", "money.py", "objects.py", "reasons.py")
 """Modules beside `training/` that the agent needs; nothing of them imports Airflow."""
@@ -52,17 +55,38 @@ def pack_code(folder: Path) -> tuple[str, bytes]:
     return _zip((path.relative_to(folder).as_posix(), path.read_bytes()) for path in files)
 
 
-def pack_agent() -> tuple[str, bytes]:
-    """Zip what a node runs first: `python3 agent.zip` starts the agent.
+@dataclass(frozen=True)
+class Agent:
+    """What a node runs first: `python3 agent.zip`.
 
-    Returns:
-        Its sha256 in hex, and the zip's bytes.
+    Args:
+        digest: sha256 of the zip, hex.
+        data: the zip.
     """
+
+    digest: str
+    data: bytes
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the object store."""
+        return f"agents/{self.digest}.zip"
+
+    def publish(self, objects: Objects) -> None:
+        """Put it where nodes find it, if it is not there yet."""
+        try:
+            objects.put_new(self.key, self.data)
+        except Conflict:
+            return
+
+
+def pack_agent() -> Agent:
+    """Zip what a node runs first."""
     package = Path(__file__).parent
     training = sorted((package / "training").rglob("*.py"))
     members = [package / name for name in AGENT_PARTS] + training
     named = [(f"gpucost/{path.relative_to(package).as_posix()}", path.read_bytes()) for path in members]
-    return _zip([("__main__.py", AGENT_MAIN), *named])
+    return Agent(*_zip([("__main__.py", AGENT_MAIN), *named]))
 
 
 def unpack(data: bytes, folder: Path) -> None:

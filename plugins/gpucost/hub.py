@@ -149,25 +149,47 @@ class Hub:
             await asyncio.sleep(ROUND_SECONDS)
 
     def _round(self, watched: list[_Subscriber]) -> dict[str, Event]:
-        self._look(watched)
+        sights = [subscriber.sight for subscriber in watched]
+        moment = self._monotonic()
+        self._listen(sights, moment)
+        self._look(sights, moment)
         events: dict[str, Event] = {}
         for subscriber in watched:
             now = self.services.clock.now()
-            event = judge(subscriber.sight, now, self._monotonic()) or self._replan(subscriber, now)
+            try:
+                event = judge(subscriber.sight, now, self._monotonic()) or self._replan(subscriber, now)
+            except Exception:
+                # One job's trouble is not the others': they hear of theirs.
+                log.exception("Job %s: not judged this round", subscriber.sight.lease.job)
+                continue
             if event is not None:
                 events[subscriber.sight.lease.id] = event
         return events
 
-    def _look(self, watched: list[_Subscriber]) -> None:
-        moment = self._monotonic()
-        etags = self.services.live.etags()
-        for subscriber in watched:
-            sight = subscriber.sight
+    def _listen(self, watched: list[Sight], moment: float) -> None:
+        """Read the heartbeats that changed."""
+        try:
+            etags = self.services.live.etags()
+        except Exception:
+            # While the store cannot be asked, silence is ours, not the nodes'.
+            log.exception("The heartbeats could not be listed")
+            for sight in watched:
+                sight.beat_at = None if sight.beat_at is None else moment
+            return
+        for sight in watched:
             etag = etags.get(sight.lease.id)
-            if etag is not None and etag != sight.etag:
-                sight.beat, sight.etag, sight.beat_at = self.services.live.read(sight.lease.id), etag, moment
+            if etag is None or etag == sight.etag:
+                continue
+            sight.beat_at = moment
+            try:
+                sight.beat, sight.etag = self.services.live.read(sight.lease.id), etag
                 tracking.forward_metrics(self.services, sight.lease.job)
-        for region, sights in _by_region(subscriber.sight for subscriber in watched).items():
+            except Exception:
+                log.exception("Job %s: heartbeat or metrics could not be read", sight.lease.job)
+
+    def _look(self, watched: list[Sight], moment: float) -> None:
+        """Ask the cloud for the machines' states."""
+        for region, sights in _by_region(watched).items():
             ids = [sight.lease.instance_id for sight in sights if sight.lease.instance_id]
             try:
                 machines = self.services.provider.describe(region, ids)

@@ -39,8 +39,9 @@ class JobId(_Frozen):
     def key(self) -> str:
         """A short name that is safe in an object key, a tag and a host name, and unique to this job."""
         parts = (self.dag_id, self.run_id, self.task_id, str(self.map_index))
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
-        readable = "-".join(_slug(part)[:40].strip("-") for part in (self.dag_id, self.task_id))
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        # A label of a host name holds 63 characters.
+        readable = "-".join(_slug(part)[:18].strip("-") for part in (self.dag_id, self.task_id))
         return f"{readable}-{digest}-g{self.generation}"
 
     def next_generation(self) -> JobId:

@@ -35,7 +35,8 @@ class FencedOut(RuntimeError):
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # A diverged loss is NaN or infinite; written as null it could not be read back.
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
 class JobSpec(_Document):

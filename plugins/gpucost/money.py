@@ -40,6 +40,8 @@ Currency = Annotated[str, AfterValidator(_currency)]
 
 def _written(value: Any) -> Any:
     """Accept what people write: '12.50 USD'."""
+    if value is None or isinstance(value, int | float | Decimal):
+        raise ValueError(f"got {value!r} ({type(value).__name__}), expected text such as '12.50 USD'")
     if isinstance(value, str):
         amount, _, currency = value.strip().partition(" ")
         return {"amount": amount, "currency": currency.strip()} if currency else {"amount": amount}

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
     NODE_LOST = "node_lost"
+    SELF_ENDED = "self_ended"
     STOPPED = "stopped"
     EXPIRED = "expired"
     FENCED = "fenced"
@@ -71,6 +72,12 @@ RULES: dict[Reason, Rule] = {
     Reason.COMPLETED: Rule(Then.DONE),
     Reason.INTERRUPTED: Rule(Then.BUY_AGAIN, leave_out_hours=0.25),
     Reason.NODE_LOST: Rule(Then.BUY_AGAIN, leave_out_hours=0.25),
+    Reason.SELF_ENDED: Rule(
+        Then.RETRY,
+        alert=True,
+        advice="read the instance's console output: the node shut itself down before its agent could say why; "
+        "see that the site's image has python3 with torch, boto3, obstore and pydantic, and that its role reads the store",
+    ),
     Reason.STOPPED: Rule(Then.BUY_AGAIN),
     Reason.EXPIRED: Rule(Then.BUY_AGAIN, alert=True, advice="raise work_hours: the job took longer than planned"),
     Reason.FENCED: Rule(Then.BUY_AGAIN, advice="an older attempt was still alive; it has ended itself"),

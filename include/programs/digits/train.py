@@ -65,9 +65,9 @@ def shifted(images: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     model.eval()
     with torch.no_grad():
-        right = (model(images).argmax(dim=1) == labels).float().mean().item()
+        right = (model(images).argmax(dim=1) == labels).float().mean()
     model.train()
-    return right
+    return float(right)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from gpucost.reasons import Reason, Then, rule_for
 UNSEEN_GRACE = timedelta(minutes=10)
 """How long an order whose answer was lost may still turn up under its token before it counts as not bought."""
 
-END_REASONS = {"provider": Reason.INTERRUPTED, "us": Reason.STOPPED, "self": Reason.COMPLETED}
+NOT_OUR_DOING = {"provider": Reason.INTERRUPTED, "self": Reason.SELF_ENDED}
 
 
 class Buyer:
@@ -108,31 +108,43 @@ class Buyer:
         lease = self.look_up(lease)
         if not lease.state.may_cost:
             return lease
+        machine = self._look(lease)
+        if machine is not None and machine.over:
+            return self.confirm(lease, machine, reason)
         if lease.state is not LeaseState.TERMINATING:
             lease = self._store.terminating(lease, reason, self._clock.now())
         if lease.instance_id is None:
             return self._release_unseen(lease)
-        machine = self._provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
-        if machine is not None and machine.over:
-            return self.confirm(lease, machine, reason)
         self._provider.terminate(lease.pool.region, [lease.instance_id])
-        machine = self._provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
-        if machine is not None and machine.over:
-            return self.confirm(lease, machine, reason)
-        return lease
+        machine = self._look(lease)
+        if machine is None:
+            return self._forgotten(lease, lease.instance_id, reason)
+        return self.confirm(lease, machine, reason) if machine.over else lease
 
-    def confirm(self, lease: Lease, machine: Machine, reason: Reason | None = None) -> Lease:
+    def confirm(self, lease: Lease, machine: Machine, reason: Reason) -> Lease:
         """Note the end that the cloud confirms, at the time that it shows.
 
         Args:
-            reason: why, where we know better than the cloud; None: by who ended it.
+            reason: why, if it was ended by us; an interruption, or a shutdown from inside, the cloud tells itself.
         """
         if machine.launched_at is not None and lease.launched_at is None:
             lease = self._store.seen(lease, machine.launched_at)
-        by_cloud = END_REASONS.get(machine.ended_by or "us", Reason.STOPPED)
-        why = by_cloud if reason is None or machine.ended_by == "provider" else reason
+        why = NOT_OUR_DOING.get(machine.ended_by or "us", reason)
         now = self._clock.now()
         return self._store.terminated(lease, machine.instance_id, machine.ended_at or now, why, now)
+
+    def _look(self, lease: Lease) -> Machine | None:
+        if lease.instance_id is None:
+            return None
+        return self._provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
+
+    def _forgotten(self, lease: Lease, instance_id: str, reason: Reason) -> Lease:
+        # The API answers and no longer knows it: EC2 forgets a machine about an hour after its end. When that was is
+        # not known; it is charged until now, and at most until its expiry, when the node ends itself.
+        now = self._clock.now()
+        if now - (lease.launched_at or lease.requested_at) <= UNSEEN_GRACE:
+            return lease
+        return self._store.terminated(lease, instance_id, min(now, lease.expires_at), reason, now)
 
     def _release_unseen(self, lease: Lease) -> Lease:
         # Terminating, but no machine known: it may still turn up under its token, until the grace is over.

@@ -187,3 +187,5 @@ class DecisionRow(Base):
     state: Mapped[str] = mapped_column(String(20))
     review_at: Mapped[datetime | None]
     reviewer: Mapped[str | None] = mapped_column(String(100))
+
+    __table_args__ = (UniqueConstraint("job", "title"),)

@@ -11,7 +11,7 @@ import logging
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from gpucost.bundle import pack_agent, pack_code
+from gpucost.bundle import pack_code
 from gpucost.capacity.buyer import may_ask_elsewhere
 from gpucost.capacity.lease import Attempt, Lease, LeaseState
 from gpucost.capacity.providers.base import ProviderError
@@ -46,6 +46,9 @@ TICK = timedelta(minutes=5)
 EXPIRY_FACTOR = 1.5
 EXPIRY_MARGIN = timedelta(hours=1)
 """A node ends itself this much after its planned finish: half as long again, and an hour for launch and upload."""
+
+FRUITLESS_ATTEMPTS = 3
+"""Attempts lost before their first step, one after another, until the job fails instead of buying again."""
 
 MAX_TRIES_AT_ONCE = 20
 """Pools asked one after another within one step, before it pauses."""
@@ -82,8 +85,6 @@ class Course:
         self.services.jobs.begin(self.job_id, self.job, now)
         self._store.write_code(digest, data)
         self._store.write_spec(self._spec(digest))
-        agent, agent_zip = pack_agent()
-        self.services.objects.put(f"agents/{agent}.zip", agent_zip)
         tracking.job_began(self.services, self.job_id, self.job)
 
     def pursue(self) -> Step:
@@ -92,6 +93,12 @@ class Course:
         Raises:
             CourseEnded: nothing can be bought in time, for the money, or at all.
         """
+        try:
+            return self._pursue()
+        except ProviderError as error:
+            return self._ask_later(error)
+
+    def _pursue(self) -> Step:
         for lease in self.services.leases.open(self.key):
             mine = lease if lease.owner == self.owner else self._adopt(lease)
             if mine.state is LeaseState.REQUESTED:
@@ -117,7 +124,10 @@ class Course:
         if event.kind is EventKind.REPLAN:
             self.ask(lease, Command.SAVE_AND_STOP, event.note)
             return Watch(lease_id=lease.id, owner=self.owner)
-        return self._settle(lease, event)
+        try:
+            return self._settle(lease, event)
+        except ProviderError as error:
+            return self._ask_later(error)
 
     def ask(self, lease: Lease, command: Command, why: str) -> None:
         """Ask something of the running attempt through its control object."""
@@ -129,19 +139,22 @@ class Course:
     def stop(self, reason: Reason) -> bool:
         """End every machine of the job that this try owns; for cancelling.
 
+        A job that another try goes on with, or that has ended, is left as it is.
+
         Returns:
             Whether the cloud has confirmed the end of all of them.
         """
-        over = True
-        for lease in self.services.leases.open(self.key):
-            if lease.owner == self.owner:
-                ended = self.services.buyer.release(lease, reason)
-                over = over and not ended.state.may_cost
-                if ended.state is LeaseState.TERMINATED:
-                    settlement.settle_attempt(self.services, self.key, ended, reason, "cancelled")
-        if over:
+        leases = self.services.leases.open(self.key)
+        mine = [lease for lease in leases if lease.owner == self.owner]
+        ended = [self.services.buyer.release(lease, reason) for lease in mine]
+        if any(lease.state.may_cost for lease in ended):
+            return False
+        unsettled = self._unfinished_attempt()
+        if unsettled is not None:
+            settlement.settle_attempt(self.services, self.key, unsettled)
+        if len(mine) == len(leases) and self.services.jobs.ended_as(self.key) is None:
             settlement.finish(self.services, self.key, reason)
-        return over
+        return True
 
     def assess(self, lease: Lease) -> Plan:
         """What the policy would do now, with the job running on `lease`."""
@@ -164,14 +177,19 @@ class Course:
                 lease = self.services.buyer.buy(lease)
             except ProviderError as error:
                 log.warning("%s refused: %s", lease.pool.key, error)
-                if not may_ask_elsewhere(error):
-                    raise CourseEnded(error.reason, str(error)) from error
-                if error.reason in (Reason.CLOUD_ERROR, Reason.THROTTLED):
-                    return Pause(until=now + TICK, why=str(error))
+                if not may_ask_elsewhere(error) or error.reason in (Reason.CLOUD_ERROR, Reason.THROTTLED):
+                    return self._ask_later(error)
                 continue
             log.info("Bought %s as %s", lease.pool.key, lease.instance_id)
             return Watch(lease_id=lease.id, owner=self.owner)
         return Pause(until=self.services.clock.now() + TICK, why=f"{MAX_TRIES_AT_ONCE} pools refused in a row")
+
+    def _ask_later(self, error: ProviderError) -> Pause:
+        """The cloud did not do what was asked: pause, or end where asking again cannot help."""
+        if not may_ask_elsewhere(error):
+            raise CourseEnded(error.reason, str(error)) from error
+        log.warning("The cloud is asked again in %s: %s", TICK, error)
+        return Pause(until=self.services.clock.now() + TICK, why=str(error))
 
     def _plan(self, mode: Mode, pool: Pool | None) -> Plan:
         now = self.services.clock.now()
@@ -217,6 +235,8 @@ class Course:
 
     def _intend(self, chosen: Alternative, decision: Plan) -> Lease:
         """Announce the attempt and write the intent, in the order that leaves no machine without a row."""
+        # Again for each machine: between two of them gpucost may have been upgraded, and the agent with it.
+        self.services.agent.publish(self.services.objects)
         now = self.services.clock.now()
         number = self._next_attempt()
         expires = now + (chosen.finish - now) * EXPIRY_FACTOR + EXPIRY_MARGIN
@@ -225,11 +245,20 @@ class Course:
         lease = self.services.buyer.intend(
             self.key, number, chosen.quote, yardstick.quote.price if yardstick else None, self.owner, expires
         )
-        self._store.claim(number)
-        self._store.write_attempt(
-            AttemptRecord(number=number, members=(Member(lease_id=lease.id),), created_at=now, expires_at=expires)
-        )
+        self._announce(lease)
         return lease
+
+    def _announce(self, lease: Lease) -> None:
+        """Make the lease's attempt the one that may write; its node reads this first."""
+        self._store.claim(lease.attempt)
+        self._store.write_attempt(
+            AttemptRecord(
+                number=lease.attempt,
+                members=(Member(lease_id=lease.id),),
+                created_at=lease.requested_at,
+                expires_at=lease.expires_at,
+            )
+        )
 
     def _next_attempt(self) -> int:
         """The number after the last attempt that ran; one whose purchase was refused keeps its number."""
@@ -244,15 +273,23 @@ class Course:
         return self.services.leases.adopt(lease, self.owner, self.services.clock.now())
 
     def _ask_again(self, lease: Lease) -> Lease:
-        """An intent whose answer was lost: under the same token, asking again buys once."""
+        """An intent whose answer was lost, or that was not carried out: under the same token, asking again buys once.
+
+        Raises:
+            ProviderError: nobody answered again; buying elsewhere now could buy twice.
+        """
         found = self.services.buyer.look_up(lease)
         if found.state is not LeaseState.REQUESTED:
             return found
+        self._announce(found)
         try:
             return self.services.buyer.buy(found)
         except ProviderError as error:
             log.warning("%s refused: %s", found.pool.key, error)
-            return self.services.leases.get(found.id)
+            refused = self.services.leases.get(found.id)
+            if refused.state is LeaseState.REQUESTED:
+                raise
+            return refused
 
     # Settling.
 
@@ -272,16 +309,22 @@ class Course:
         lease = self.services.buyer.release(lease, wanted)
         if lease.state.may_cost:
             return Watch(lease_id=lease.id, owner=self.owner)
-        record = settlement.settle_attempt(
-            self.services, self.key, lease, wanted, event.note if event is not None else ""
-        )
-        rule = rule_for(record.reason or wanted)
-        if rule.then is Then.DONE:
-            return Finished(summary=settlement.finish(self.services, self.key, Reason.COMPLETED))
-        if rule.then is Then.BUY_AGAIN:
+        attempt = settlement.settle_attempt(self.services, self.key, lease, event)
+        reason = attempt.reason or wanted
+        then = rule_for(reason).then
+        if then is Then.DONE:
+            return Finished(summary=settlement.finish(self.services, self.key, reason))
+        # A cancelled attempt is an earlier try's: this one was started to go on with the job.
+        if reason is Reason.CANCELLED or (then is Then.BUY_AGAIN and not self._going_nowhere()):
             return self.pursue()
-        settlement.finish(self.services, self.key, record.reason or wanted)
-        raise CourseEnded(record.reason or wanted, record.message)
+        settlement.finish(self.services, self.key, reason)
+        raise CourseEnded(reason, attempt.message or "the machine ended without a word")
+
+    def _going_nowhere(self) -> bool:
+        """Whether the last attempts were all lost before their first step: buying again would only burn money."""
+        last = self.services.leases.attempts(self.key)[-FRUITLESS_ATTEMPTS:]
+        fruitless = [one for one in last if one.reason is Reason.NODE_LOST and not one.last_step]
+        return len(fruitless) == FRUITLESS_ATTEMPTS
 
     def _spec(self, code_digest: str) -> JobSpec:
         job = self.job

@@ -79,8 +79,23 @@ class Jobs:
         )
 
     def end(self, key: str, reason: Reason, now: datetime) -> None:
-        """Write down how the job ended."""
-        self._set(key, ended_at=now, reason=str(reason))
+        """Write down how the job ended; the first word stands until the job is begun again."""
+        with self._db.transaction() as session:
+            session.execute(
+                update(JobRow)
+                .where(JobRow.key == key, JobRow.ended_at.is_(None))
+                .values(ended_at=now, reason=str(reason))
+            )
+
+    def ended_as(self, key: str) -> Reason | None:
+        """How the job ended; None while it goes on."""
+        reason = self._get(key).reason
+        return Reason(reason) if reason else None
+
+    def over(self) -> list[str]:
+        """Keys of the jobs that have ended."""
+        with self._db.transaction() as session:
+            return list(session.scalars(select(JobRow.key).where(JobRow.ended_at.is_not(None))).all())
 
     def policy_state(self, key: str) -> dict[str, Any] | None:
         """The policy's memory after the last plan."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpucost.bundle import Agent
 from gpucost.capacity.buyer import Buyer
 from gpucost.capacity.providers.base import Provider
 from gpucost.capacity.store import LeaseStore
@@ -22,6 +23,7 @@ class Services:
     """The rooms, opened with one team's connections.
 
     Args:
+        agent: what nodes run first; `provider` starts its machines with it.
         tracker: None when no MLflow is configured; then nothing is tracked.
     """
 
@@ -29,6 +31,7 @@ class Services:
     database: Database
     objects: Objects
     provider: Provider
+    agent: Agent
     tracker: Tracker | None
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 from gpucost.capacity.lease import Attempt, Lease
 from gpucost.jobstore import ExitRecord, JobStore
 from gpucost.ledger.billing import MachineUse
+from gpucost.ledger.billing.rule import EndedBy
 from gpucost.lifecycle import tracking
 from gpucost.lifecycle.services import Services
 from gpucost.lifecycle.steps import Event, EventKind
@@ -33,26 +34,23 @@ def reason_of(store: JobStore, lease: Lease, event: Event | None) -> Reason:
     record = store.exit_record(lease.attempt)
     if record is not None:
         return record.reason
-    if lease.end_reason is Reason.INTERRUPTED:
-        return Reason.INTERRUPTED
-    if event is not None and event.kind in SEEN_AS:
-        return SEEN_AS[event.kind]
-    return Reason.NODE_LOST
+    if lease.end_reason is not None:
+        # What the cloud said, or why its end was asked for, maybe by an earlier try.
+        return lease.end_reason
+    return SEEN_AS.get(event.kind, Reason.NODE_LOST) if event is not None else Reason.NODE_LOST
 
 
-def settle_attempt(services: Services, job: str, lease: Lease, wanted: Reason, note: str) -> Attempt:
+def settle_attempt(services: Services, job: str, lease: Lease, event: Event | None = None) -> Attempt:
     """Charge the lease and write down how its attempt ended.
 
     Args:
         job: the job's key.
         lease: over, as the cloud confirmed.
-        wanted: why, as far as was known before the cloud confirmed.
-        note: what was seen.
+        event: what was seen.
     """
-    record = services.store(job).exit_record(lease.attempt)
-    reason = record.reason if record is not None else wanted
-    if record is None and lease.end_reason is Reason.INTERRUPTED:
-        reason = Reason.INTERRUPTED
+    store = services.store(job)
+    record = store.exit_record(lease.attempt)
+    reason = reason_of(store, lease, event)
     charge_lease(services, lease)
     beat = services.live.read(lease.id)
     now = services.clock.now()
@@ -65,7 +63,7 @@ def settle_attempt(services: Services, job: str, lease: Lease, wanted: Reason, n
         first_step=beat.resumed_step if beat else None,
         last_step=max(beat.step if beat else 0, record.step if record else 0) if beat or record else None,
         saved_step=_saved(record, beat.saved_step if beat else None),
-        message=(record.message if record else note)[:4000],
+        message=(record.message if record else event.note if event else "")[:4000],
     )
     services.leases.end_attempt(attempt)
     log.info("Attempt %s ended: %s at step %s %s", attempt.number, reason, attempt.last_step, attempt.message)
@@ -81,13 +79,23 @@ def charge_lease(services: Services, lease: Lease) -> None:
         launched_at=lease.launched_at,
         ended_at=lease.ended_at,
         capacity_type=lease.pool.capacity_type,
-        ended_by="provider" if lease.end_reason is Reason.INTERRUPTED else "us",
+        ended_by=_ended_by(services, lease),
     )
     history = services.provider.price_history(lease.pool, lease.launched_at, lease.ended_at)
     spot = history if lease.pool.capacity_type is CapacityType.SPOT else []
     on_demand = lease.price if lease.pool.capacity_type is CapacityType.ON_DEMAND else lease.on_demand_price
     charge = services.books.settle(lease, use, spot, on_demand, services.clock.now(), SOURCE)
     log.info("Charged %s for %s s of %s", charge.amount, charge.seconds, lease.pool.key)
+
+
+def _ended_by(services: Services, lease: Lease) -> EndedBy:
+    # An agent that leaves on a notice was interrupted, yet its machine ended itself and is billed as such: only the
+    # cloud knows. Once the cloud has forgotten the machine, the lease's reason stands in.
+    if lease.instance_id is not None:
+        machine = services.provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
+        if machine is not None and machine.ended_by is not None:
+            return machine.ended_by
+    return "provider" if lease.end_reason is Reason.INTERRUPTED else "us"
 
 
 def note_compromise(services: Services, job: str, plan: Plan, now: datetime) -> None:

@@ -180,7 +180,12 @@ class SpotTrainingOperator(BaseOperator):
             if "deadline" in fields:
                 raise AirflowFailException("deadline and deadline_hours are both given; give one of them")
             began: datetime = services.clock.spec.at(context["dag_run"].run_after)
-            fields["deadline"] = began + timedelta(hours=float(str(self.deadline_hours)))
+            try:
+                fields["deadline"] = began + timedelta(hours=float(str(self.deadline_hours)))
+            except (ValueError, OverflowError) as wrong:
+                raise AirflowFailException(
+                    f"deadline_hours: got {self.deadline_hours!r}, expected hours from the run's start such as 8"
+                ) from wrong
         try:
             return TrainingJob.model_validate(fields)
         except ValidationError as wrong:

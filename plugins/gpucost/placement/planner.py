@@ -168,7 +168,8 @@ def plan(
     chosen = _chosen(action, places, ranked)
     refused = tuple((key, why) for key, why in situation.refused.items())
     verdicts = _with_verdicts(ranked, chosen, action, situation)
-    return Plan(action, chosen, verdicts, (*left_out, *refused), policy.name, policy.state())
+    taken = next((one for one in verdicts if chosen is not None and one.quote is chosen.quote), None)
+    return Plan(action, taken, verdicts, (*left_out, *refused), policy.name, policy.state())
 
 
 def _fitting(job: TrainingJob, quotes: Iterable[Quote]) -> tuple[list[Quote], list[tuple[str, str]]]:

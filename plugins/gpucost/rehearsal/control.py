@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gpucost.clock import SpecClock
-from gpucost.rehearsal.book import Book, Instance
+from gpucost.rehearsal.book import Book
 from gpucost.rehearsal.hypervisor import Hypervisor
 from gpucost.rehearsal.invoice import Usage, as_json, bill
 from gpucost.rehearsal.market import Market
+from gpucost.rehearsal.records import Instance
 from gpucost.rehearsal.script import RuleSet, Script
 
 JsonAnswer = tuple[int, dict[str, Any]]

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpucost.rehearsal import filters, fleet, views, wire
-from gpucost.rehearsal.book import BY_USER, Book, Instance, TokenReused
+from gpucost.rehearsal.book import Book, TokenReused
 from gpucost.rehearsal.market import Market, PoolKey, PricePoint
 from gpucost.rehearsal.moto_side import ACCOUNT, MotoSide, tags_for
+from gpucost.rehearsal.records import BY_USER, Instance
 from gpucost.rehearsal.wire import Ec2Error
 
 REFUSED = frozenset(

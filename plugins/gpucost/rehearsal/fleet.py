@@ -13,9 +13,10 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from gpucost.rehearsal.book import Book, Instance, LaunchSpec, Lifecycle, Order, Plan
+from gpucost.rehearsal.book import Book, Plan
 from gpucost.rehearsal.market import Market, PoolKey
 from gpucost.rehearsal.moto_side import MotoSide, tags_for
+from gpucost.rehearsal.records import Instance, LaunchSpec, Lifecycle, Order
 from gpucost.rehearsal.wire import Ec2Error
 
 SPOT_STRATEGIES = frozenset(

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from gpucost.clock import SpecClock
 from gpucost.rehearsal import guard, processes
-from gpucost.rehearsal.book import FROM_INSIDE, NO_CAPACITY, Book, Instance
+from gpucost.rehearsal.book import Book
+from gpucost.rehearsal.records import FROM_INSIDE, NO_CAPACITY, Instance
 from gpucost.rehearsal.script import JOB_TAG, ProgressReader, Script
 from gpucost.rehearsal.settings import Settings
 

@@ -9,22 +9,20 @@ They are loaded when first used: the agent is a small process and must not load 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpucost.training.checkpoint import weights_digest
-    from gpucost.training.loop import Run, checkpointed, prepare
+    from gpucost.training.loop import Run, checkpointed
+    from gpucost.training.randomness import prepare
 
 __all__ = ["Run", "checkpointed", "prepare", "weights_digest"]
 
+_HOMES = {"Run": "loop", "checkpointed": "loop", "prepare": "randomness", "weights_digest": "checkpoint"}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("Run", "checkpointed", "prepare"):
-        from gpucost.training import loop
-
-        return getattr(loop, name)
-    if name == "weights_digest":
-        from gpucost.training import checkpoint
-
-        return checkpoint.weights_digest
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

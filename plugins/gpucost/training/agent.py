@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from pydantic import ValidationError
+
 import gpucost
 from gpucost import bundle
 from gpucost.clock import SpecClock
@@ -29,11 +31,11 @@ from gpucost.jobstore import AttemptRecord, ExitRecord, FencedOut, JobSpec, JobS
 from gpucost.objects import ObjectMissing
 from gpucost.reasons import Reason
 from gpucost.training import process
-from gpucost.training.checkpoint import store_errors
 from gpucost.training.identity import Identity, Unidentified, find_identity
 from gpucost.training.imds import Metadata
 from gpucost.training.notices import POLL_SECONDS, Notices
 from gpucost.training.orders import Stop
+from gpucost.training.outage import brief, patiently, store_errors
 from gpucost.training.relay import Relay, read_end
 from gpucost.training.supervisor import Supervisor
 from gpucost.training.surroundings import open_objects
@@ -67,6 +69,7 @@ class Pace:
         notices: between two looks at the cloud's notices.
         term_grace: from SIGTERM until the node must be gone; clouds give 30 s and more.
         last_words: for sending the rest and the exit record when no other time is stated.
+        patience: for a store that is away at the start; None: as `outage` says.
     """
 
     heartbeat: float = 2.0
@@ -74,6 +77,7 @@ class Pace:
     notices: float = POLL_SECONDS
     term_grace: float = 25.0
     last_words: float = 60.0
+    patience: float | None = None
 
 
 class Refused(RuntimeError):
@@ -100,13 +104,13 @@ def run(environ: Mapping[str, str], pace: Pace | None = None) -> int:
     try:
         identity = find_identity(environ, metadata)
         store = JobStore(open_objects(environ), identity.job)
-        return EXIT_CODES[Attempt(environ, identity, store, metadata, pace or Pace()).run()]
     except (Unidentified, ValueError) as wrong:
         say(f"{Reason.BAD_REQUEST}: {wrong}")
         return EXIT_CODES[Reason.BAD_REQUEST]
     except store_errors() as away:
-        say(f"{Reason.STORE_UNREACHABLE}: {environ.get('GPUCOST_STORE_URL')}: {away}")
+        say(f"{Reason.STORE_UNREACHABLE}: {environ.get('GPUCOST_STORE_URL')}: {brief(away)}")
         return EXIT_CODES[Reason.STORE_UNREACHABLE]
+    return EXIT_CODES[Attempt(environ, identity, store, metadata, pace or Pace()).run()]
 
 
 class Attempt:
@@ -123,32 +127,38 @@ class Attempt:
         path = environ.get("GPUCOST_WORKDIR") or tempfile.mkdtemp(prefix="gpucost-")
         self._workdir = Workdir(Path(path).absolute())
         self._workdir.clear()
+        self._clock = SpecClock()
+        self._relay = Relay(store, Live(store.objects), self._workdir, identity, self._clock)
 
     def run(self) -> Reason:
-        """Run it to its end.
-
-        Raises:
-            one of `store_errors()`: the store could not be reached at the start.
-        """
-        number = self._identity.attempt
+        """Run it to its end; returns why it ended."""
         try:
-            spec, record = self._read()
-            clock = SpecClock(spec.clock)
-            relay = Relay(self._store, Live(self._store.objects), self._workdir, self._identity, clock)
-            relay.beat()
-            self._store.claim(number)
-            self._fetch(spec)
+            spec, record = patiently(self._begin, say, patience=self._pace.patience)
         except FencedOut as fenced:
             return self._refuse(Reason.FENCED, str(fenced))
         except Refused as refused:
             return self._refuse(refused.reason, str(refused))
-        return self._train(spec, record, clock, relay)
+        except store_errors() as away:
+            say(f"{Reason.STORE_UNREACHABLE}: {self._environ.get('GPUCOST_STORE_URL')}: {brief(away)}")
+            return Reason.STORE_UNREACHABLE
+        return self._train(spec, record)
+
+    def _begin(self) -> tuple[JobSpec, AttemptRecord]:
+        spec, record = self._read()
+        self._clock = SpecClock(spec.clock)
+        self._relay = Relay(self._store, Live(self._store.objects), self._workdir, self._identity, self._clock)
+        self._relay.beat()
+        self._store.claim(self._identity.attempt)
+        self._fetch(spec)
+        return spec, record
 
     def _read(self) -> tuple[JobSpec, AttemptRecord]:
         try:
             spec, record = self._store.spec(), self._store.attempt(self._identity.attempt)
         except ObjectMissing as missing:
             raise Refused(Reason.BAD_REQUEST, f"the store has no {missing}, expected it before the launch") from missing
+        except ValidationError as wrong:
+            raise Refused(Reason.BAD_REQUEST, f"the job's documents in the store are wrong: {wrong}") from wrong
         if self._identity.lease_id not in {member.lease_id for member in record.members}:
             raise Refused(Reason.BAD_REQUEST, f"lease {self._identity.lease_id} is no member of {record}")
         if spec.world_size > 1 or len(record.members) > 1:
@@ -169,7 +179,7 @@ class Attempt:
         bundle.unpack(code, self._workdir.code)
         self._workdir.write_job(spec)
 
-    def _train(self, spec: JobSpec, record: AttemptRecord, clock: SpecClock, relay: Relay) -> Reason:
+    def _train(self, spec: JobSpec, record: AttemptRecord) -> Reason:
         kills_before = process.oom_kills()
         identity = self._identity
         own = {
@@ -179,11 +189,11 @@ class Attempt:
         }
         env = process.environment(spec, {**self._environ, **own}, self._workdir, package_root())
         program = process.Program(process.command(spec), self._workdir.code, env, self._workdir.log)
-        supervisor = Supervisor(program, self._workdir, clock, record.expires_at)
+        supervisor = Supervisor(program, self._workdir, self._clock, record.expires_at)
         self._listen_to_signals(supervisor)
-        threads = self._start_threads(supervisor, clock, relay)
+        threads = self._start_threads(supervisor)
         code = supervisor.run()
-        if left := program.end_leftovers():
+        if left := process.end_descendants(os.getpid()):
             say(f"{left} processes outlived the program and were ended")
         ending = Ending(
             exit_code=code,
@@ -195,7 +205,7 @@ class Attempt:
             oom_kills=process.oom_kills() - kills_before,
         )
         until = supervisor.gone_by or time.monotonic() + self._pace.last_words
-        return self._leave(ending, clock, relay, threads, until)
+        return self._leave(ending, threads, until)
 
     def _listen_to_signals(self, supervisor: Supervisor) -> None:
         def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -205,14 +215,14 @@ class Attempt:
         signal.signal(signal.SIGTERM, on_signal)
         signal.signal(signal.SIGINT, on_signal)
 
-    def _start_threads(self, supervisor: Supervisor, clock: SpecClock, relay: Relay) -> list[Repeat]:
+    def _start_threads(self, supervisor: Supervisor) -> list[Repeat]:
         def send() -> None:
-            relay.beat()
-            relay.forward()
+            self._relay.beat()
+            self._relay.forward()
 
         put = supervisor.orders.put
         control = ControlWatch(self._store, self._identity.attempt, put)
-        notices = NoticeWatch(Notices(self._metadata), clock, put)
+        notices = NoticeWatch(Notices(self._metadata), self._clock, put)
         threads = [
             Repeat("sending", self._pace.heartbeat, send, store_errors()),
             Repeat("control object", self._pace.control, control.look, store_errors()),
@@ -222,7 +232,7 @@ class Attempt:
             thread.start()
         return threads
 
-    def _leave(self, ending: Ending, clock: SpecClock, relay: Relay, threads: list[Repeat], until: float) -> Reason:
+    def _leave(self, ending: Ending, threads: list[Repeat], until: float) -> Reason:
         reason, message = verdict(ending)
         say(f"{reason}: {message}" if message else str(reason))
         result = ending.result
@@ -235,31 +245,31 @@ class Attempt:
             reason=reason,
             message=message,
             exit_code=ending.exit_code,
-            at=clock.now(),
+            at=self._clock.now(),
             step=ending.step,
             saved_step=ending.saved_step,
             results=result.results if result else {},
             weights_digest=result.weights_digest if result else None,
         )
-        while True:
-            try:
-                relay.forward(final=True)
-                self._store.write_exit(record)
-                relay.beat(exited=reason)
-            except store_errors() as away:
-                if time.monotonic() >= until:
-                    say(f"{Reason.STORE_UNREACHABLE}: leaving without an exit record: {away}")
-                    return Reason.STORE_UNREACHABLE
-                time.sleep(1.0)
-            else:
-                return reason
+        return self._last_words(record, until)
+
+    def _last_words(self, record: ExitRecord, until: float) -> Reason:
+        def send() -> None:
+            self._relay.forward(final=True)
+            self._store.write_exit(record)
+            self._relay.beat(exited=record.reason)
+
+        try:
+            patiently(send, say, patience=max(0.0, until - time.monotonic()))
+        except store_errors() as away:
+            say(f"{Reason.STORE_UNREACHABLE}: leaving without an exit record: {brief(away)}")
+            return Reason.STORE_UNREACHABLE
+        return record.reason
 
     def _refuse(self, reason: Reason, message: str) -> Reason:
         say(f"{reason}: {message}")
-        self._store.write_exit(
-            ExitRecord(attempt=self._identity.attempt, reason=reason, message=message, at=SpecClock().now())
-        )
-        return reason
+        record = ExitRecord(attempt=self._identity.attempt, reason=reason, message=message, at=self._clock.now())
+        return self._last_words(record, time.monotonic() + self._pace.last_words)
 
 
 def package_root() -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpucost.clock import Clock
 from gpucost.jobstore import JobStore, Manifest, Part
-from gpucost.objects import Conflict, ObjectMissing
+from gpucost.objects import ObjectMissing
 
 if TYPE_CHECKING:
     import torch
@@ -38,13 +38,6 @@ class Stateful(Protocol):
 
 class TornCheckpoint(RuntimeError):
     """A part is missing or has another content than its manifest says."""
-
-
-def store_errors() -> tuple[type[Exception], ...]:
-    """What a call to the object store raises when the store is away, slow or refuses."""
-    from obstore.exceptions import BaseError
-
-    return (BaseError, OSError, Conflict)
 
 
 class Checkpoints:

@@ -18,25 +18,26 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gpucost.jobstore import Command, FencedOut, Phase
-from gpucost.training import randomness, sampler
-from gpucost.training.checkpoint import Checkpoints, Stateful, store_errors, weights_digest
-from gpucost.training.reporting import Reporter, finite_only, say
+from gpucost.training import sampler
+from gpucost.training.checkpoint import Checkpoints, Stateful, weights_digest
+from gpucost.training.outage import brief, patiently, store_errors
+from gpucost.training.reporting import Reporter, say
+from gpucost.training.state import RunState
 from gpucost.training.surroundings import Surroundings
-from gpucost.training.workdir import EXIT_FENCED, EXIT_STOPPED, EXIT_STORE, Result
+from gpucost.training.workdir import EXIT_FENCED, EXIT_STOPPED, EXIT_STORE, Request, Result
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-LAST_SAVE_TRIES = 5
-"""Tries at the last save before stopping, a second apart; the agent ends the program when time is up."""
+LAST_SAVE_TRIES = 3
+"""Tries at the last save; each waits for the store by itself. The agent ends the program when time is up."""
 
 
 class Stopped(SystemExit):
@@ -51,23 +52,6 @@ class Fenced(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(EXIT_FENCED)
-
-
-def prepare(seed: int | None = None, *, deterministic: bool = True) -> None:
-    """Make what follows repeatable; call it before the model is made.
-
-    Args:
-        seed: for torch, numpy and python; None: the job's seed.
-        deterministic: let torch use deterministic algorithms only, and fail where it has none.
-    """
-    import torch
-
-    around = Surroundings.find()
-    if around.spec:
-        torch.set_num_threads(around.spec.threads)
-    randomness.seed_everything(around.seed if seed is None else seed)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.benchmark = not deterministic
 
 
 def checkpointed(
@@ -117,13 +101,7 @@ def checkpointed(
 
 
 class Run:
-    """One training run; made by `checkpointed`.
-
-    Attributes:
-        steps: optimizer steps done.
-        epoch: the present epoch, from 0.
-        extra: plain values of the program (tensors, numbers, text, lists, dicts) that are saved and restored.
-    """
+    """One training run; made by `checkpointed`."""
 
     def __init__(
         self,
@@ -137,12 +115,8 @@ class Run:
         every_steps: int,
         log_every: int,
         folder: Path | None,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.steps = 0
-        self.epoch = 0
-        self.extra: dict[str, Any] = {}
-        self._things = things
+        self._state = RunState(things)
         self._model = model
         self._around = around
         self._epochs = epochs
@@ -151,48 +125,54 @@ class Run:
         self._every_steps = every_steps
         self._log_every = log_every
         self._folder = folder
-        self._pause = pause
         self._reporter = Reporter(around.workdir, around.clock)
         self._checkpoints: Checkpoints | None = None
-        self._batch = 0
-        self._random_state: dict[str, Any] | None = None
-        self._finished = False
         self._sigterm = threading.Event()
         self._old_handler: Any = None
         self._learn_total()
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return self._state.step
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch, from 0."""
+        return self._state.epoch
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Plain values of the program (tensors, numbers, text, lists, dicts) that are saved and restored."""
+        return self._state.extra
 
     def __enter__(self) -> Self:
         """Restore the newest checkpoint, if there is one."""
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._reporter.progress(Phase.RESTORING, 0, 0)
         try:
-            self._restore()
-        except store_errors() as away:
-            say(f"the object store cannot be reached, so the run cannot go on from its checkpoint: {away}")
-            raise SystemExit(EXIT_STORE) from away
-        except FencedOut as fenced:
-            self._leave_fenced(fenced)
-        self._reporter.progress(Phase.TRAINING, self.steps, self.epoch)
-        if self._stop_asked():
-            self._leave_stopped()
+            self._begin()
+        except BaseException:
+            self._give_back_sigterm()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give SIGTERM back to whoever had it."""
-        if self._old_handler is not None:
-            signal.signal(signal.SIGTERM, self._old_handler)
-        if kind is None and not self._finished:
+        self._give_back_sigterm()
+        self._reporter.progress(Phase.ENDED, self.steps, self.epoch)
+        if kind is None and not self._state.finished:
             say("the loop ended without run.finish(...), which says that the training is complete")
 
     def epochs(self) -> Iterator[int]:
         """The epochs that are left, the present one first."""
-        while self.epoch < self._epochs and not self._finished:
-            yield self.epoch
-            self.epoch += 1
-            self._batch = 0
+        state = self._state
+        while state.epoch < self._epochs and not state.finished:
+            yield state.epoch
+            state.epoch += 1
+            state.batch = 0
 
     def batches(
         self, data: Any, batch_size: int, *, shuffle: bool = True, drop_last: bool = False, **loader: Any
@@ -214,11 +194,10 @@ class Run:
         if self._steps_per_epoch is None:
             self._steps_per_epoch = len(planned)
             self._learn_total()
-        iterator = self._load(data, planned[self._batch :], loader)
-        # Restored here, not on entry: making the data loader's iterator may draw from the generators.
-        self._restore_random_state()
+        iterator = sampler.load(data, planned[self._state.batch :], seed=self._seed, epoch=self.epoch, **loader)
+        self._state.take_random()
         for batch in iterator:
-            self._batch += 1
+            self._state.batch += 1
             yield batch
 
     def rng(self, stream: str = "", index: int | None = None) -> np.random.Generator:
@@ -238,14 +217,14 @@ class Run:
         Args:
             metrics: numbers or one-element tensors, e.g. loss; `loss` also shows as the run's present loss.
         """
-        self.steps += 1
+        self._state.step += 1
         if self.steps % self._log_every == 0 and metrics:
-            self._reporter.metrics(self.steps, {name: float(value) for name, value in metrics.items()})
+            self.log(**metrics)
         request = self._reporter.asked()
-        stop = self._sigterm.is_set() or (request is not None and request.command is Command.SAVE_AND_STOP)
+        stop = self._is_stop(request)
         if self._reporter.due() or request or stop:
-            loss = metrics.get("loss")
-            self._reporter.progress(Phase.TRAINING, self.steps, self.epoch, None if loss is None else float(loss))
+            loss = _numbers({"loss": metrics["loss"]})["loss"] if "loss" in metrics else None
+            self._reporter.progress(Phase.TRAINING, self.steps, self.epoch, loss)
         if stop:
             self._leave_stopped()
         if self.steps % self._every_steps == 0 or request:
@@ -253,7 +232,7 @@ class Run:
 
     def log(self, **metrics: Any) -> None:
         """Log metrics of the present step, e.g. after an epoch's evaluation."""
-        self._reporter.metrics(self.steps, {name: float(value) for name, value in metrics.items()})
+        self._reporter.metrics(self.steps, _numbers(metrics))
 
     def save(self) -> bool:
         """Save now, unless this step is saved already; whether the step is saved.
@@ -266,9 +245,9 @@ class Run:
             return True
         self._reporter.progress(Phase.SAVING, self.steps, self.epoch)
         try:
-            self._checkpoints.save(self._state(), step=self.steps, epoch=self.epoch)
+            self._checkpoints.save(self._state.capture(), step=self.steps, epoch=self.epoch)
         except store_errors() as away:
-            say(f"step {self.steps} could not be saved; training goes on: {away}")
+            say(f"step {self.steps} could not be saved; training goes on: {brief(away)}")
             return False
         except FencedOut as fenced:
             self._leave_fenced(fenced)
@@ -284,13 +263,25 @@ class Run:
         Args:
             results: final metrics, e.g. accuracy on held-out data.
         """
-        self._finished = True
+        self._state.finished = True
         if not self._last_save():
             say("the finished model could not be saved: the object store is away")
             raise SystemExit(EXIT_STORE)
-        values = finite_only({name: float(value) for name, value in (results or {}).items()}, "results")
-        self._result("finished", values, weights_digest(self._model))
-        self._reporter.progress(Phase.ENDED, self.steps, self.epoch)
+        self._result("finished", _numbers(results or {}), weights_digest(self._model))
+
+    def _begin(self) -> None:
+        self._reporter.progress(Phase.RESTORING, 0, 0)
+        try:
+            patiently(self._restore, say)
+        except store_errors() as away:
+            say(f"the object store cannot be reached, so the run cannot go on from its checkpoint: {brief(away)}")
+            raise SystemExit(EXIT_STORE) from away
+        except FencedOut as fenced:
+            self._leave_fenced(fenced)
+        self._reporter.progress(Phase.TRAINING, self.steps, self.epoch)
+        # A mere save that is asked for by now has nothing to save.
+        if self._is_stop(self._reporter.asked()):
+            self._leave_stopped()
 
     def _restore(self) -> None:
         opened = self._around.open_store(self._folder)
@@ -305,52 +296,10 @@ class Run:
         if found is None:
             return
         manifest, state = found
-        self._take(state)
+        self._state.take(state)
         self._reporter.resumed_step = self._reporter.saved_step = self.steps
         where = f"{self._folder}/; remove it to start anew" if self._around.workdir is None else manifest.created_at
         say(f"going on from step {self.steps} (epoch {self.epoch}), saved by attempt {manifest.attempt}, {where}")
-
-    def _take(self, state: dict[str, Any]) -> None:
-        if state["things"].keys() != self._things.keys():
-            raise ValueError(
-                f"checkpointed: got {sorted(self._things)}, but the checkpoint holds {sorted(state['things'])}; "
-                "pass the same things as the run that saved it, or start anew"
-            )
-        for name, thing in self._things.items():
-            thing.load_state_dict(state["things"][name])
-        self.steps, self.epoch, self._batch = state["step"], state["epoch"], state["batch"]
-        self.extra = state["extra"]
-        self._finished = state["finished"]
-        self._random_state = state["random"]
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "things": {name: thing.state_dict() for name, thing in self._things.items()},
-            "step": self.steps,
-            "epoch": self.epoch,
-            "batch": self._batch,
-            "extra": self.extra,
-            "finished": self._finished,
-            "random": randomness.capture(),
-        }
-
-    def _load(self, data: Any, planned: list[Any], loader: dict[str, Any]) -> Iterator[Any]:
-        import torch
-
-        if isinstance(data, int):
-            return (torch.from_numpy(indices) for indices in planned)
-        from torch.utils.data import DataLoader
-
-        if hasattr(data, "set_epoch"):
-            data.set_epoch(self.epoch)
-        # Its own generator: the loader's seeds for its workers must not draw from the run's.
-        own = torch.Generator().manual_seed(self._seed)
-        return iter(DataLoader(data, batch_sampler=[list(map(int, b)) for b in planned], generator=own, **loader))
-
-    def _restore_random_state(self) -> None:
-        if self._random_state is not None:
-            randomness.restore(self._random_state)
-            self._random_state = None
 
     def _learn_total(self) -> None:
         if self._steps_per_epoch is not None:
@@ -359,16 +308,15 @@ class Run:
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
         self._sigterm.set()
 
-    def _stop_asked(self) -> bool:
-        request = self._reporter.asked()
+    def _give_back_sigterm(self) -> None:
+        if self._old_handler is not None:
+            signal.signal(signal.SIGTERM, self._old_handler)
+
+    def _is_stop(self, request: Request | None) -> bool:
         return self._sigterm.is_set() or (request is not None and request.command is Command.SAVE_AND_STOP)
 
     def _last_save(self) -> bool:
-        for _ in range(LAST_SAVE_TRIES):
-            if self._checkpoints is None or self.save():
-                return True
-            self._pause(1.0)
-        return False
+        return self._checkpoints is None or any(self.save() for _ in range(LAST_SAVE_TRIES))
 
     def _leave_stopped(self) -> None:
         if self.steps > 0:
@@ -392,3 +340,8 @@ class Run:
                 weights_digest=digest,
             )
         )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    # item(): of a tensor that takes part in autograd, float() would warn.
+    return {name: float(value.item() if hasattr(value, "item") else value) for name, value in values.items()}

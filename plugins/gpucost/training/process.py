@@ -87,16 +87,18 @@ class Program:
 
     def exit_code(self) -> int | None:
         """None while it runs; minus the signal's number when a signal ended it."""
-        return self._child.poll()
+        if self._child.returncode is None:
+            if os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            # Before its number is given back, so that the group cannot be somebody else's.
+            _kill_group(self._child.pid)
+            self._child.wait()
+        return self._child.returncode
 
     def kill(self) -> None:
         """End it and everything in its process group, at once."""
-        _kill_group(self._child.pid)
-
-    def end_leftovers(self) -> int:
-        """After the program ended: kill what it started and left running; returns how many processes."""
-        _kill_group(self._child.pid)
-        return end_descendants(os.getpid())
+        if self._child.returncode is None:
+            _kill_group(self._child.pid)
 
 
 def become_subreaper() -> None:

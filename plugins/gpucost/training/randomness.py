@@ -8,6 +8,25 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from gpucost.training.surroundings import Surroundings
+
+
+def prepare(seed: int | None = None, *, deterministic: bool = True) -> None:
+    """Make what follows repeatable; call it before the model is made.
+
+    Args:
+        seed: for torch, numpy and python; None: the job's seed.
+        deterministic: let torch use deterministic algorithms only, and fail where it has none.
+    """
+    import torch
+
+    around = Surroundings.find()
+    if around.spec:
+        torch.set_num_threads(around.spec.threads)
+    seed_everything(around.seed if seed is None else seed)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.benchmark = not deterministic
+
 
 def seed_everything(seed: int) -> None:
     """Seed torch (all devices), numpy's global generator and python's."""

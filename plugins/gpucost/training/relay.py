@@ -40,12 +40,12 @@ def cut(data: bytes, limit: int, *, final: bool) -> int:
     if final and len(data) <= limit:
         return len(data)
     end = head.rfind(b"\n") + 1
-    if end or len(data) < limit:
+    if end or len(data) <= limit:
         return end
-    end = len(head)
-    while end > limit - 4 and end < len(data) and data[end] & 0xC0 == 0x80:
-        end -= 1  # A byte 10xxxxxx continues a character of UTF-8.
-    return end
+    for end in range(limit, max(0, limit - 4), -1):
+        if data[end] & 0xC0 != 0x80:  # A byte 10xxxxxx continues a character of UTF-8.
+            return end
+    return limit  # No UTF-8 at all.
 
 
 class Tail:

@@ -56,7 +56,7 @@ class Reporter:
     def progress(self, phase: Phase, step: int, epoch: int, loss: float | None = None) -> None:
         """Write the progress now."""
         if loss is not None:
-            self._loss = loss if math.isfinite(loss) else None
+            self._loss = loss
         self._measure_rate(phase, step)
         self._written = self._real()
         if self._workdir is None:
@@ -76,14 +76,11 @@ class Reporter:
         )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Log metrics of one step. What is not a finite number is said in the log and left out."""
-        finite = finite_only(values, f"step {step}")
-        if not finite:
-            return
+        """Log metrics of one step; a NaN is a metric, too."""
         if self._workdir is None:
-            say(f"step {step}: " + ", ".join(f"{name} {value:.5g}" for name, value in finite.items()))
+            say(f"step {step}: " + ", ".join(f"{name} {value:.5g}" for name, value in values.items()))
         else:
-            self._workdir.add_metrics(MetricPoint(step=step, at=self._clock.now(), values=finite))
+            self._workdir.add_metrics(MetricPoint(step=step, at=self._clock.now(), values=dict(values)))
 
     def result(self, result: Result) -> None:
         """Leave the last word."""
@@ -110,11 +107,3 @@ class Reporter:
         if now - began >= RATE_SECONDS:
             self._rate = (step - first) / (now - began) / self._clock.spec.speed
             self._rate_from = (now, step)
-
-
-def finite_only(values: Mapping[str, float], where: str) -> dict[str, float]:
-    """`values` without infinities and NaN, each of which is said in the log."""
-    for name, value in values.items():
-        if not math.isfinite(value):
-            say(f"{where}: {name} is {value}; not logged")
-    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -8,7 +8,8 @@ meets the same samples, changed in the same way, in the same order.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,28 @@ def batches(
     indices = order(size, seed, epoch) if shuffle else np.arange(size, dtype=np.int64)
     end = size - size % batch_size if drop_last else size
     return [indices[start : start + batch_size] for start in range(0, end, batch_size)]
+
+
+def load(data: Any, planned: list[NDArray[np.int64]], *, seed: int, epoch: int, **loader: Any) -> Iterator[Any]:
+    """The planned batches of `data`.
+
+    Args:
+        data: a number of samples: the batches are tensors of indices. Or a dataset with `__getitem__`: they come
+            from torch's DataLoader; its `set_epoch(epoch)` is called if it has one.
+        planned: from `batches`.
+        loader: further arguments for DataLoader.
+    """
+    import torch
+
+    if isinstance(data, int):
+        return (torch.from_numpy(indices) for indices in planned)
+    from torch.utils.data import DataLoader
+
+    if hasattr(data, "set_epoch"):
+        data.set_epoch(epoch)
+    # Its own generator: the seeds that the loader draws for its workers must not come from the run's.
+    own = torch.Generator().manual_seed(seed)
+    return iter(DataLoader(data, batch_sampler=[batch.tolist() for batch in planned], generator=own, **loader))
 
 
 def generator(seed: int, epoch: int, *, stream: str = "", index: int | None = None) -> np.random.Generator:

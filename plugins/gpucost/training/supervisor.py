@@ -94,8 +94,8 @@ class Supervisor:
     def obey(self, order: Order) -> None:
         """Do what one order asks."""
         if isinstance(order, Extend):
-            say(f"expiry is now {order.expires_at.isoformat()}")
-            self._expires_at = order.expires_at
+            self._expires_at = max(self._expires_at, order.expires_at)
+            say(f"expiry is now {self._expires_at.isoformat()}")
         elif isinstance(order, Save):
             if self.asked is None:
                 self._ask(Command.SAVE, order.why)

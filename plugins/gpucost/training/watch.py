@@ -16,6 +16,7 @@ from gpucost.jobstore import Command, Control, FencedOut, JobStore
 from gpucost.reasons import Reason
 from gpucost.training.notices import Action, Notices
 from gpucost.training.orders import Extend, Kill, Order, Save, Stop
+from gpucost.training.outage import brief
 
 Put = Callable[[Order], None]
 
@@ -55,7 +56,7 @@ class Repeat(threading.Thread):
             self._function()
         except self._errors as error:
             if not self._failing:  # Once per outage: an S3 that is away for an hour is not worth 1,000 lines.
-                say(f"{self.name}: {error}; trying again every {self._seconds:g} s")
+                say(f"{self.name}: {brief(error)}; trying again every {self._seconds:g} s")
             self._failing = True
         else:
             if self._failing:

@@ -31,7 +31,8 @@ EXIT_FENCED = 76
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # A diverged loss is NaN or infinite; written as null it could not be read back.
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
 class Progress(_File):

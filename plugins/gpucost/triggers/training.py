@@ -8,6 +8,7 @@ triggerer restarts: only `on_kill`, a user's own action, ends a machine, and onl
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -18,6 +19,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 if TYPE_CHECKING:
     from gpucost.hub import Hub
     from gpucost.lifecycle.services import Services
+
+log = logging.getLogger(__name__)
 
 LEAST_SECONDS = 10.0
 """No event earlier than this after `run` began, in real seconds: Airflow 3.3 falsely fails a task whose trigger fires
@@ -101,6 +104,7 @@ def stop_job(services: Services, job: str, owner: str) -> bool:
     Returns:
         Whether all are confirmed to be over; what is not, the reaper ends.
     """
+    from gpucost.capacity.providers.base import ProviderError
     from gpucost.capacity.store import NotOwner
     from gpucost.lifecycle.course import Course
     from gpucost.reasons import Reason
@@ -115,6 +119,8 @@ def stop_job(services: Services, job: str, owner: str) -> bool:
         except NotOwner:
             # A new try has adopted the lease: it is not ours to end any more.
             return True
+        except ProviderError as away:
+            log.warning("Job %s: the cloud did not end its machines yet: %s", job, away)
         time.sleep(1.0)
     return False
 

@@ -49,7 +49,7 @@ def job(key: str = "job", **changes: Any) -> JobRow:
 
 def lease(id: str = "lease", **changes: Any) -> LeaseRow:
     words = ("provider", "region", "zone", "zone_id", "instance_type", "capacity_type", "state", "owner")
-    facts: dict[str, Any] = {word: "x" for word in words} | {
+    facts: dict[str, Any] = dict.fromkeys(words, "x") | {
         "job": "job",
         "attempt": 1,
         "client_token": id,
@@ -120,9 +120,9 @@ def test_money_comes_back_exact_and_sums_exactly(db: Database) -> None:
 
 
 def test_an_amount_finer_than_a_micro_is_refused(db: Database) -> None:
-    with pytest.raises(StatementError, match="expected a multiple of 0.000001"), db.transaction() as session:
+    with db.transaction() as session:
         session.add_all([job(), lease()])
-        session.flush()
+    with pytest.raises(StatementError, match=r"expected a multiple of 0\.000001"), db.transaction() as session:
         session.add(charge(amount=Decimal("0.0000001")))
 
 
@@ -171,10 +171,14 @@ def test_documents_come_back_as_they_were(db: Database) -> None:
 
 
 def test_an_error_leaves_nothing_of_its_transaction(db: Database) -> None:
-    with pytest.raises(RuntimeError), db.transaction() as session:
-        session.add(job())
-        session.flush()
-        raise RuntimeError("half way")
+    def fail_half_way() -> None:
+        with db.transaction() as session:
+            session.add(job())
+            session.flush()
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail_half_way()
     with db.transaction() as session:
         assert session.get(JobRow, "job") is None
 

@@ -30,8 +30,14 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
 
 
 def record(log: DecisionLog, title: str = "Bought on demand", **changes: Any) -> int:
-    facts = {"why": "spot would miss the deadline by 2 h", "options": [{"pool": "b", "cost": "1.5"}], "now": NOW}
-    return log.record(title, **({"author": "gpucost", "job": "job"} | facts | changes))
+    facts: dict[str, Any] = {
+        "why": "spot would miss the deadline by 2 h",
+        "options": [{"pool": "b", "cost": "1.5"}],
+        "author": "gpucost",
+        "now": NOW,
+        "job": "job",
+    }
+    return log.record(title, **(facts | changes))
 
 
 def test_what_is_recorded_is_read_back(log: DecisionLog) -> None:

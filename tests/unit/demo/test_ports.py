@@ -9,7 +9,7 @@ from demo.settings import StackError, ports_from_environment
 
 
 def chooser(busy: set[int], seed: int = 1) -> PortChooser:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     return PortChooser(free=lambda port: port not in busy, listener=lambda port: f"nginx (pid {port})", rng=rng)
 
 

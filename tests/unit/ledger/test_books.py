@@ -26,8 +26,8 @@ from gpucost.market.quote import PricePoint
 from gpucost.money import InstanceHourPrice, Money
 
 LAUNCH = datetime(2026, 11, 30, 12, tzinfo=UTC)
-SPOT = [PricePoint(since=LAUNCH - timedelta(hours=1), price=InstanceHourPrice(amount="0.36"))]
-ON_DEMAND = InstanceHourPrice(amount="1.08")
+SPOT = [PricePoint(since=LAUNCH - timedelta(hours=1), price=InstanceHourPrice(amount=Decimal("0.36")))]
+ON_DEMAND = InstanceHourPrice(amount=Decimal("1.08"))
 SOURCE = "DescribeInstances, DescribeSpotPriceHistory"
 
 
@@ -70,7 +70,7 @@ def add_lease(db: Database, id: str, job: str = "job", attempt: int = 1, **chang
         state=LeaseState.ACTIVE,
         owner="o",
         client_token=id,
-        price=InstanceHourPrice(amount="0.36"),
+        price=InstanceHourPrice(amount=Decimal("0.36")),
         on_demand_price=ON_DEMAND,
         requested_at=LAUNCH,
         expires_at=LAUNCH + timedelta(days=1),
@@ -234,11 +234,8 @@ def test_the_report_of_a_job_that_was_interrupted_once(db: Database, books: Book
     report = books.report("job")
 
     first, second = report.attempts
-    assert (first.pools, first.cost, first.hours) == (
-        ("aws/use1-az1/g4dn.xlarge/spot",),
-        Money.usd("0.4"),
-        pytest.approx(4000 / 3600),
-    )
+    assert (first.pools, first.cost) == (("aws/use1-az1/g4dn.xlarge/spot",), Money.usd("0.4"))
+    assert first.hours == pytest.approx(4000 / 3600)
     assert (first.start, first.end) == (LAUNCH, LAUNCH + timedelta(seconds=4000))
     assert (first.lost_steps, first.lost_seconds, first.lost_cost) == (100, 1000, Money.usd("0.1"))
     assert (second.lost_steps, second.first_step, second.last_step) == (0, 300, 400)
@@ -299,7 +296,7 @@ def test_a_report_of_an_unknown_job_says_so(books: Books) -> None:
         books.report("nobody")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_the_shares_the_jobs_pay_the_lease_to_the_micro(
     db: Database, books: Books, data: st.DataObject

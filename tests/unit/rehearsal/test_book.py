@@ -11,18 +11,9 @@ from typing import Any
 import pytest
 
 from gpucost.clock import ManualClock
-from gpucost.rehearsal.book import (
-    BY_USER,
-    FROM_INSIDE,
-    NO_CAPACITY,
-    Book,
-    Instance,
-    LaunchSpec,
-    Order,
-    Plan,
-    TokenReused,
-)
+from gpucost.rehearsal.book import Book, Plan, TokenReused
 from gpucost.rehearsal.market import Market, PoolKey, load_market
+from gpucost.rehearsal.records import BY_USER, FROM_INSIDE, NO_CAPACITY, Instance, LaunchSpec, Order
 
 ORIGIN = datetime(2026, 11, 30, 16, 0, 0, 250_000, tzinfo=UTC)
 POOL = PoolKey("us-east-1a", "p3.2xlarge")

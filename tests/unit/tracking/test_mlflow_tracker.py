@@ -251,7 +251,7 @@ def test_no_answer_is_the_same_exception(error: type[httpx.RequestError]) -> Non
     def fail(path: str, body: dict[str, Any]) -> httpx.Response:
         raise error("gone")
 
-    with pytest.raises(TrackingAway, match="did not answer POST api/2.0/mlflow/runs/update") as caught:
+    with pytest.raises(TrackingAway, match=r"did not answer POST api/2\.0/mlflow/runs/update") as caught:
         Wire(fail).tracker("http://ann:secret@mlflow").close("r", RunStatus.FINISHED)
     assert "secret" not in str(caught.value)
 

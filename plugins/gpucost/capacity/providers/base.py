@@ -71,6 +71,10 @@ class Provider(Protocol):
 
     name: str
 
+    def regions(self) -> list[str]:
+        """Where it may buy."""
+        ...
+
     def quotes(self, at: AwareDatetime) -> list[Quote]:
         """Prices in force at `at`, over all sites, spot and on-demand."""
         ...

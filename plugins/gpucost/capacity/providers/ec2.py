@@ -8,6 +8,7 @@ job, attempt) is in the instance's tags, which the node reads from its metadata 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
@@ -21,6 +22,8 @@ from gpucost.market.pool import CapacityType, InstanceType, Pool
 from gpucost.market.quote import PricePoint, Quote
 from gpucost.market.sources import aws as prices
 from gpucost.reasons import Reason
+
+log = logging.getLogger(__name__)
 
 Client = Callable[[str], Any]
 """Region -> boto3 EC2 client; boto3 makes its clients at run time, so that they have no type of their own."""
@@ -46,6 +49,10 @@ class Ec2:
         self._zone_ids: dict[str, dict[str, str]] = {}
         self._types: dict[str, InstanceType] = {}
         self._templates: dict[str, str] = {}
+
+    def regions(self) -> list[str]:
+        """The regions of the configured sites."""
+        return [site.region for site in self._sites.of(self.name)]
 
     def instance_types(self, names: Sequence[str]) -> dict[str, InstanceType]:
         """What machines of these types have, from DescribeInstanceTypes; kept, since it does not change."""
@@ -99,8 +106,12 @@ class Ec2:
                 first.get("ErrorCode", "InsufficientInstanceCapacity"),
                 f"{request.pool.key}: {first.get('ErrorMessage', 'the fleet came back empty')}",
             )
-        machine = self.describe(site.region, ids).get(ids[0])
-        # Just after a create the new id may not be visible yet; the order itself is beyond doubt.
+        # Just after a create the new id may not be visible yet, or EC2 not answer; the order itself is beyond doubt.
+        try:
+            machine = self.describe(site.region, ids).get(ids[0])
+        except ProviderError as unseen:
+            log.warning("%s is bought, but could not be looked at yet: %s", ids[0], unseen)
+            machine = None
         return machine or Machine(
             instance_id=ids[0],
             state="pending",

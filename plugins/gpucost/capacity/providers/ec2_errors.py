@@ -54,12 +54,29 @@ def call_ec2(call: Callable[[], T]) -> T:
     Raises:
         ProviderError: the call was refused, or nobody answered (then it is unknown whether it was carried out).
     """
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        CredentialRetrievalError,
+        NoCredentialsError,
+        ParamValidationError,
+        PartialCredentialsError,
+    )
+    from botocore.parsers import ResponseParserError
 
     try:
         return call()
     except ClientError as refused:
         error = refused.response.get("Error", {})
-        raise provider_error(error.get("Code", "Unknown"), error.get("Message", str(refused))) from refused
-    except BotoCoreError as away:
+        code, message = error.get("Code", "Unknown"), error.get("Message", str(refused))
+        status = refused.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if status >= 500 and code not in CODES:
+            # A gateway's answer, or a code that is not in the list: whether it was carried out is not known.
+            raise ProviderError(Reason.CLOUD_ERROR, f"{code} (HTTP {status}): {message}", code) from refused
+        raise provider_error(code, message) from refused
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as nobody:
+        raise ProviderError(Reason.NOT_AUTHORIZED, f"EC2 was not asked: {nobody}", type(nobody).__name__) from nobody
+    except ParamValidationError as wrong:
+        raise ProviderError(Reason.BAD_REQUEST, f"EC2 was not asked: {wrong}", type(wrong).__name__) from wrong
+    except (BotoCoreError, ResponseParserError) as away:
         raise ProviderError(Reason.CLOUD_ERROR, f"EC2 did not answer: {away}", type(away).__name__) from away

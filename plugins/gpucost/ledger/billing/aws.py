@@ -1,6 +1,7 @@
 """How AWS bills a Linux instance on EC2. Pure.
 
-Sources, read on 2026-11-30:
+Sources. The User Guide and the whitepaper were read on 2026-11-30; the pricing page, the blog post and the FAQ are
+cited as others quote them, and are still to be read at their source:
 
 - Per second, at least 60 seconds: https://aws.amazon.com/ec2/pricing/ ("one-second increments, with a minimum
   of 60 seconds").

@@ -53,7 +53,7 @@ class Guarded:
         if self._safe(action, observation):
             return action
         place = self._on_demand_pool(observation)
-        if place is None:
+        if place is None or (action.kind is ActionKind.RUN_ON_DEMAND and action.pool == place):
             return action
         left = self._job.deadline_hours - observation.hours
         reason = (
@@ -63,20 +63,32 @@ class Guarded:
         return Action(ActionKind.RUN_ON_DEMAND, place, reason)
 
     def _safe(self, action: Action, observation: Observation) -> bool:
-        if action.kind is ActionKind.RUN_ON_DEMAND:
-            return True
         if action.kind is ActionKind.STAY and observation.mode is Mode.ON_DEMAND:
             return True
-        launch = self._job.launch_hours_worst or self._job.launch_hours
-        left = self._job.deadline_hours - observation.hours - observation.tick_hours
-        fastest = max((pool.speed for pool in self._pools if pool.on_demand_price is not None), default=1.0)
-        return left >= observation.work_left_hours / fastest + launch
+        left = self._job.deadline_hours - observation.hours - self._launch
+        if action.kind is ActionKind.RUN_ON_DEMAND and action.pool is not None:
+            return left >= observation.work_left_hours / self._pools[action.pool].speed
+        fastest = max((self._pools[index].speed for index in self._on_demand(observation)), default=1.0)
+        return left - observation.tick_hours >= observation.work_left_hours / fastest
 
     def _on_demand_pool(self, observation: Observation) -> int | None:
-        left = self._job.deadline_hours - observation.hours - self._job.launch_hours
-        costs = [
-            (observation.work_left_hours / pool.speed > left, pool.on_demand_price / pool.speed, index)
+        left = self._job.deadline_hours - observation.hours - self._launch
+        costs: list[tuple[float, float, int]] = []
+        for index in self._on_demand(observation):
+            pool = self._pools[index]
+            late = max(0.0, observation.work_left_hours / pool.speed - left)
+            costs.append((late, (pool.on_demand_price or 0.0) / pool.speed, index))
+        return min(costs)[2] if costs else None
+
+    def _on_demand(self, observation: Observation) -> list[int]:
+        """The pools that are to be had on demand now."""
+        return [
+            index
             for index, (pool, up) in enumerate(zip(self._pools, observation.on_demand_available, strict=True))
             if pool.on_demand_price is not None and up
         ]
-        return min(costs)[2] if costs else None
+
+    @property
+    def _launch(self) -> float:
+        """The longest that a launch may take, hours."""
+        return self._job.launch_hours_worst or self._job.launch_hours

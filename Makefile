@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` and `make test`. See README.md.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+HOME_FOLDER ?= .gpucost
+export PYTHONPATH := $(CURDIR):$(CURDIR)/plugins
+
+.PHONY: demo up down status test lint clean
+
+demo: $(VENV)/runtime
+	@$(BIN)/python -m demo run --home $(HOME_FOLDER)
+
+up: $(VENV)/runtime
+	@$(BIN)/python -m demo up --home $(HOME_FOLDER)
+
+down:
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down --home $(HOME_FOLDER); fi
+
+status: $(VENV)/runtime
+	@$(BIN)/python -m demo status --home $(HOME_FOLDER)
+
+test: lint
+	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/system
+
+lint: $(VENV)/development
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean: down
+	rm -rf $(VENV) $(HOME_FOLDER)
+
+# A stamp per set of requirements: the second `make demo` installs nothing.
+$(VENV)/runtime: requirements.txt constraints.txt scripts/make_venv
+	@scripts/make_venv $(PYTHON) $(VENV) requirements.txt
+	@touch $@
+
+$(VENV)/development: requirements-dev.txt $(VENV)/runtime
+	@scripts/make_venv $(PYTHON) $(VENV) requirements-dev.txt
+	@touch $@

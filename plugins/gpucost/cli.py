@@ -1,0 +1,71 @@
+"""`gpucost`: the same rooms from a terminal, with Airflow's connections and settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from gpucost.lifecycle.services import Services
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
+console = Console()
+
+
+@app.command()
+def quotes() -> None:
+    """Prices in force in every pool of the sites, cheapest first."""
+    services = _services()
+    table = Table("pool", "per instance-hour", "GPU", "as of (UTC)", "source", box=None)
+    for quote in sorted(services.provider.quotes(services.clock.now()), key=lambda one: one.price.amount):
+        gpu = f"{quote.instance.gpu_count} x {quote.instance.gpu_kind}"
+        table.add_row(quote.pool.key, str(quote.price), gpu, f"{quote.as_of:%Y-%m-%d %H:%M}", quote.source)
+    console.print(table)
+
+
+@app.command()
+def leases(job: Annotated[str, typer.Argument(help="The job's key; left out: every open lease.")] = "") -> None:
+    """Machines that are paid for: where, since when, until when at the latest."""
+    services = _services()
+    table = Table("lease", "state", "instance", "pool", "price", "launched (UTC)", "expires (UTC)", box=None)
+    for lease in services.leases.of_job(job) if job else services.leases.open():
+        launched = f"{lease.launched_at:%m-%d %H:%M}" if lease.launched_at else ""
+        row = (lease.id, str(lease.state), lease.instance_id or "", lease.pool.key, str(lease.price), launched)
+        table.add_row(*row, f"{lease.expires_at:%m-%d %H:%M}")
+    console.print(table)
+
+
+@app.command()
+def reap(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be ended.")] = False) -> None:
+    """End machines whose job is over, whose time is up, or that belong to nobody."""
+    from gpucost.lifecycle.reaping import reap as reap_once
+
+    findings = reap_once(_services(), dry_run=dry_run)
+    for finding in findings:
+        verb = "would end" if dry_run else "ends"
+        price = f", {finding.at_stake}" if finding.at_stake else ""
+        console.print(f"{verb} {finding.instance_id or finding.lease_id}: {finding.why}{price}", highlight=False)
+    console.print(f"{len(findings)} found", highlight=False)
+
+
+@app.command()
+def report(job: Annotated[str, typer.Argument(help="The job's key.")]) -> None:
+    """What a job cost, attempt by attempt."""
+    console.print(_services().books.report(job).markdown(), highlight=False, soft_wrap=True)
+
+
+def _services() -> Services:
+    from gpucost.hooks.gpucost import GpuCostHook
+
+    try:
+        return GpuCostHook().services()
+    except ValueError as wrong:
+        typer.echo(f"error: {wrong}", err=True)
+        raise typer.Exit(2) from wrong
+
+
+if __name__ == "__main__":
+    app()

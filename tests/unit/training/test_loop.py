@@ -1,0 +1,308 @@
+"""What `checkpointed` promises to a program, in one process."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpucost.clock import ClockSpec, SpecClock
+from gpucost.job import CheckpointPlan, JobId
+from gpucost.jobstore import Command, JobSpec, JobStore, MetricPoint, Phase
+from gpucost.objects import Objects
+from gpucost.training import checkpointed, outage, prepare, randomness, weights_digest
+from gpucost.training.loop import Fenced, Run, Stopped
+from gpucost.training.reporting import Reporter
+from gpucost.training.workdir import EXIT_STORE, Request, Workdir
+
+EPOCHS, SAMPLES, BATCH = 3, 10, 3
+STEPS = EPOCHS * 4
+
+
+class Node:
+    """A program's surroundings as the agent makes them."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_steps: int = 5) -> None:
+        self._monkeypatch = monkeypatch
+        self._tmp_path = tmp_path
+        self.every_steps = every_steps
+        url = (tmp_path / "store").as_uri()
+        self.store = JobStore(Objects.open(url), "job")
+        monkeypatch.setenv("GPUCOST_STORE_URL", url)
+        monkeypatch.setenv("GPUCOST_JOB", "job")
+        self.attempt(1)
+
+    def attempt(self, number: int) -> Workdir:
+        self.store.claim(number)
+        workdir = Workdir(self._tmp_path / f"node-{number}")
+        workdir.write_job(
+            JobSpec(
+                job_id=JobId(dag_id="d", run_id="r", task_id="t"),
+                name="t",
+                code_digest="0",
+                program="train.py",
+                seed=11,
+                checkpoint=CheckpointPlan(every_steps=self.every_steps),
+                clock=ClockSpec.real(),
+            )
+        )
+        self._monkeypatch.setenv("GPUCOST_WORKDIR", str(workdir.path))
+        self._monkeypatch.setenv("GPUCOST_ATTEMPT", str(number))
+        self.workdir = workdir
+        return workdir
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, monkeypatch)
+
+
+class Killed(BaseException):
+    """Stands for the power going off."""
+
+
+def train(after_step: Callable[[Run], None] = lambda run: None, **options: Any) -> tuple[str, list[float]]:
+    """A training whose every part is random; returns the digest and the losses of its last epoch."""
+    prepare()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+    data = torch.rand(SAMPLES, 4)
+    losses: list[float] = []
+    with checkpointed(model, optimizer, epochs=EPOCHS, scheduler=scheduler, log_every=1, **options) as run:
+        for _ in run.epochs():
+            noise = run.rng("noise").random((SAMPLES, 4), dtype=np.float32)
+            losses = run.extra.setdefault(f"losses {run.epoch}", [])
+            for batch in run.batches(SAMPLES, BATCH):
+                optimizer.zero_grad()
+                luck = torch.rand(1) + random.random() + np.random.rand()
+                inputs = data[batch] + torch.from_numpy(noise)[batch] + luck
+                loss = model(inputs.float()).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                run.step(loss=loss)
+                after_step(run)
+            scheduler.step()
+        run.finish({"loss": losses[-1]})
+    return weights_digest(model), losses
+
+
+def kill_at(step: int) -> Callable[[Run], None]:
+    def after_step(run: Run) -> None:
+        if run.steps == step:
+            raise Killed
+
+    return after_step
+
+
+def points(workdir: Workdir) -> list[MetricPoint]:
+    return [MetricPoint.model_validate_json(line) for line in workdir.metrics.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[float]]]:
+    """What the run that nothing interrupts ends with."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        Node(tmp_path_factory.mktemp("undisturbed"), monkeypatch)
+        yield train()
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@pytest.mark.parametrize("every_steps", [1, 4, 5])
+def test_killed_after_any_step_the_resumed_run_ends_the_same(
+    node: Node, undisturbed: tuple[str, list[float]], step: int, every_steps: int
+) -> None:
+    node.every_steps = every_steps
+    node.attempt(1)
+    with pytest.raises(Killed):
+        train(kill_at(step))
+    workdir = node.attempt(2)
+    assert train() == undisturbed
+    result = workdir.result()
+    assert result is not None
+    assert (result.status, result.step, result.weights_digest) == ("finished", STEPS, undisturbed[0])
+    progress = workdir.progress()
+    assert progress is not None
+    assert progress.resumed_step == step - step % every_steps
+
+
+def test_it_saves_when_due_and_at_the_end(node: Node) -> None:
+    saved: list[tuple[int, int | None]] = []
+
+    def look(run: Run) -> None:
+        progress = node.workdir.progress()
+        saved.append((run.steps, progress.saved_step if progress else None))
+
+    train(look)
+    assert dict(saved)[4] is None
+    assert dict(saved)[5] == 5
+    assert dict(saved)[9] == 5
+    assert dict(saved)[10] == 10
+    assert [node.store.manifest(key).step for key in node.store.head().checkpoints] == [12, 10]
+
+
+def test_a_request_to_save_is_met_once_at_the_next_step(node: Node) -> None:
+    def ask(run: Run) -> None:
+        if run.steps == 6:
+            node.workdir.ask(Request(sequence=1, command=Command.SAVE))
+
+    train(ask)
+    assert {node.store.manifest(key).step for key in node.store.head().checkpoints} == {12, 10}
+    assert len(points(node.workdir)) == STEPS
+
+
+@pytest.mark.parametrize("how", ["request", "signal"])
+def test_a_request_to_stop_loses_no_step(node: Node, how: str) -> None:
+    def ask(run: Run) -> None:
+        if run.steps == 6 and how == "request":
+            node.workdir.ask(Request(sequence=1, command=Command.SAVE_AND_STOP, why="notice"))
+        elif run.steps == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped) as stopped:
+        train(ask)
+    assert stopped.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) is before
+    result = node.workdir.result()
+    assert result is not None
+    assert (result.status, result.step, result.saved_step) == ("stopped", 7, 7)
+    assert node.store.manifest(node.store.head().checkpoints[0]).step == 7
+
+
+def test_asked_to_stop_before_the_first_step_it_does_not_begin(node: Node) -> None:
+    node.workdir.ask(Request(sequence=1, command=Command.SAVE_AND_STOP))
+    with pytest.raises(Stopped):
+        train()
+    result = node.workdir.result()
+    assert result is not None
+    assert (result.step, result.saved_step) == (0, None)
+
+
+def test_a_fenced_run_ends_without_saving(node: Node) -> None:
+    def overtake(run: Run) -> None:
+        if run.steps == 3:
+            node.store.claim(2)
+
+    with pytest.raises(Fenced) as fenced:
+        train(overtake)
+    assert fenced.value.code == 76
+    assert node.store.head().checkpoints == ()
+    result = node.workdir.result()
+    assert result is not None
+    assert result.status == "fenced"
+
+
+def test_training_goes_on_while_the_store_is_away(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put = Objects.put
+
+    def broken(self: Objects, key: str, data: bytes) -> None:
+        if "000000000005-" in key:
+            raise ConnectionError("connection refused")
+        put(self, key, data)
+
+    monkeypatch.setattr(Objects, "put", broken)
+    train()
+    assert [node.store.manifest(key).step for key in node.store.head().checkpoints] == [12, 10]
+    assert "step 5 could not be saved; training goes on: connection refused" in capsys.readouterr().err
+
+
+def test_a_model_that_could_not_be_saved_is_not_finished(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Objects, key: str, data: bytes) -> None:
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(Objects, "put", broken)
+    with pytest.raises(SystemExit) as ended:
+        train()
+    assert ended.value.code == EXIT_STORE
+    assert node.workdir.result() is None
+
+
+def test_a_store_that_is_away_at_the_start_is_told_apart(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Objects, key: str) -> tuple[bytes, str]:
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(outage, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(Objects, "get_with_etag", broken)
+    with pytest.raises(SystemExit) as ended:
+        train()
+    assert ended.value.code == EXIT_STORE
+
+
+def test_a_checkpoint_of_other_things_is_refused(node: Node) -> None:
+    train()
+    node.attempt(2)
+    model = torch.nn.Linear(1, 1)
+    run = checkpointed(model, torch.optim.SGD(model.parameters()), epochs=1)
+    with pytest.raises(ValueError, match="the checkpoint holds"):
+        run.__enter__()
+
+
+def test_a_loss_that_is_no_number_is_told_as_it_is(node: Node) -> None:
+    reporter = Reporter(node.workdir, SpecClock())
+    reporter.metrics(3, {"loss": float("nan"), "lr": 0.1})
+    reporter.progress(Phase.TRAINING, 3, 0, float("inf"))
+    (point,) = points(node.workdir)
+    assert math.isnan(point.values["loss"])
+    assert point.values["lr"] == 0.1
+    progress = node.workdir.progress()
+    assert progress is not None
+    assert progress.loss == math.inf
+
+
+def test_rates_are_told_per_second_of_the_jobs_clock(tmp_path: Path) -> None:
+    real = [100.0]
+    moment = datetime(2026, 11, 30, tzinfo=UTC)
+    clock = SpecClock(ClockSpec(origin_real=moment, origin=moment, speed=60))
+    workdir = Workdir(tmp_path)
+    reporter = Reporter(workdir, clock, real=lambda: real[0])
+    reporter.progress(Phase.TRAINING, 0, 0)
+    real[0] += 2
+    reporter.progress(Phase.TRAINING, 120, 0)
+    progress = workdir.progress()
+    assert progress is not None
+    assert progress.steps_per_second == pytest.approx(1.0)  # 60 real steps per second, at 60 times the speed.
+
+
+def test_outside_gpucost_it_goes_on_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("GPUCOST_WORKDIR", "GPUCOST_JOB", "GPUCOST_ATTEMPT"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "checkpoints"
+    expected = train(folder=None)
+    with pytest.raises(Killed):
+        train(kill_at(7), folder=folder, every_steps=3)
+    assert train(folder=folder, every_steps=3) == expected
+    assert "going on from step 6" in capsys.readouterr().err
+
+
+def test_random_generators_come_back_exactly() -> None:
+    def draw() -> tuple[float, ...]:
+        return (
+            torch.rand(1).item(),
+            torch.randn(1).item(),
+            float(np.random.rand()),
+            float(np.random.randn()),
+            random.random(),
+            random.gauss(0, 1),
+        )
+
+    randomness.seed_everything(5)
+    draw()  # Leaves half of a pair of normal numbers in each generator that makes them in pairs.
+    saved = randomness.capture()
+    expected = [draw(), draw()]
+    randomness.seed_everything(6)
+    randomness.restore(saved)
+    assert [draw(), draw()] == expected

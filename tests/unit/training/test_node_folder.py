@@ -1,0 +1,78 @@
+"""The files between agent and program, the program's environment, and what the agent must not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpucost.job import JobId
+from gpucost.jobstore import Command, JobSpec
+from gpucost.training import process
+from gpucost.training.agent import EXIT_CODES, package_root
+from gpucost.training.workdir import Progress, Request, Result, Workdir
+
+SPEC = JobSpec(
+    job_id=JobId(dag_id="d", run_id="r", task_id="t"),
+    name="t",
+    code_digest="0",
+    program="train.py",
+    arguments=("--epochs", "3"),
+    seed=9,
+    threads=2,
+)
+
+
+def test_words_come_over_and_an_earlier_attempts_are_cleared(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path / "work")
+    assert (workdir.progress(), workdir.request(), workdir.result(), workdir.request_mark()) == (None, None, None, 0)
+    progress = Progress(step=3, at=datetime(2026, 11, 30, tzinfo=UTC))
+    workdir.write_progress(progress)
+    workdir.write_result(Result(status="stopped", step=3))
+    workdir.write_job(SPEC)
+    workdir.code.mkdir()
+    (workdir.code / "old.py").write_text("")
+    assert workdir.progress() == progress
+    assert workdir.job() == SPEC
+    workdir.clear()
+    assert list(workdir.path.iterdir()) == []
+
+
+def test_every_request_changes_the_mark(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path)
+    marks = {workdir.request_mark()}
+    for sequence in range(1, 20):
+        workdir.ask(Request(sequence=sequence, command=Command.SAVE))
+        marks.add(workdir.request_mark())
+    assert len(marks) == 20
+
+
+def test_the_programs_environment_comes_from_the_job(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path)
+    env = process.environment(SPEC, {"PYTHONPATH": "/other", "HOME": "/root"}, workdir, Path("/opt/agent.zip"))
+    assert env["PYTHONPATH"] == "/opt/agent.zip:/other"
+    assert (env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"], env["PYTHONHASHSEED"]) == ("2", "2", "9")
+    assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"]) == ("0", "0", "1")
+    assert env["GPUCOST_WORKDIR"] == str(tmp_path)
+    assert env["HOME"] == "/root"
+    assert process.command(SPEC, "/usr/bin/python3") == ["/usr/bin/python3", "train.py", "--epochs", "3"]
+
+
+def test_the_agent_loads_neither_torch_nor_airflow() -> None:
+    code = (
+        "import sys, gpucost.training.agent; "
+        "print([name for name in ('torch', 'numpy', 'airflow', 'boto3') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(package_root())},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_only_completion_exits_with_zero() -> None:
+    assert [reason for reason, code in EXIT_CODES.items() if code == 0] == ["completed"]

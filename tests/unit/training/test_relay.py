@@ -1,0 +1,161 @@
+"""Log and metrics reach the store in order, each line once, in bounded pieces."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpucost.clock import ManualClock
+from gpucost.jobstore import JobStore, Live, MetricPoint, Phase
+from gpucost.objects import Objects
+from gpucost.reasons import Reason
+from gpucost.training.identity import Identity
+from gpucost.training.relay import CHUNK_BYTES, Relay, Tail, cut
+from gpucost.training.workdir import Progress, Workdir
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+class Node:
+    """A relay on a store in memory."""
+
+    def __init__(self, tmp_path: Path, log_limit: int = 1 << 24) -> None:
+        self.objects = Objects.in_memory()
+        self.store = JobStore(self.objects, "job")
+        self.workdir = Workdir(tmp_path)
+        self.relay = Relay(
+            self.store, Live(self.objects), self.workdir, Identity("job", "l-1", 3), ManualClock(NOW), log_limit
+        )
+
+    def write(self, text: str) -> None:
+        with self.workdir.log.open("a") as log:
+            log.write(text)
+
+    def sent(self) -> list[str]:
+        return [text for _, text in self.store.log(3)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@given(data=st.binary(max_size=300) | st.text(alphabet="aé€😀\n", max_size=100).map(str.encode))
+@pytest.mark.parametrize("limit", [4, 16, 64])
+def test_pieces_join_to_the_whole_and_are_bounded(data: bytes, limit: int) -> None:
+    pieces = []
+    rest = data
+    while size := cut(rest[: limit + 1], limit, final=True):
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    assert rest == b""
+    assert b"".join(pieces) == data
+    assert all(len(piece) <= limit for piece in pieces)
+
+
+@given(text=st.text(alphabet="aé€😀\n", max_size=100))
+def test_no_piece_cuts_a_character(text: str) -> None:
+    rest = text.encode()
+    while size := cut(rest[:9], 8, final=True):
+        rest[:size].decode()
+        rest = rest[size:]
+
+
+def test_an_unfinished_line_waits_for_its_end() -> None:
+    assert cut(b"one\ntw", 100, final=False) == 4
+    assert cut(b"tw", 100, final=False) == 0
+    assert cut(b"tw", 100, final=True) == 2
+
+
+def test_each_line_is_sent_once_and_in_order(node: Node) -> None:
+    node.write("one\ntwo\nthr")
+    node.relay.forward()
+    node.relay.forward()
+    node.write("ee\nfour")
+    node.relay.forward()
+    node.relay.forward(final=True)
+    assert node.sent() == ["one\ntwo\n", "three\n", "four"]
+
+
+def test_a_long_log_goes_in_bounded_pieces(node: Node) -> None:
+    text = "".join(f"line {number}\n" for number in range(60_000))
+    node.write(text)
+    node.relay.forward(final=True)
+    assert "".join(node.sent()) == text
+    assert len(node.sent()) == -(-len(text) // CHUNK_BYTES)
+    assert all(len(piece) <= CHUNK_BYTES and piece.endswith("\n") for piece in node.sent())
+
+
+def test_a_piece_that_may_have_arrived_is_sent_again_unchanged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.write("one\n")
+    with monkeypatch.context() as patched:
+        write = JobStore.write_log
+
+        def arrives_but_fails(self: JobStore, number: int, index: int, text: str) -> None:
+            write(self, number, index, text)
+            raise ConnectionResetError
+
+        patched.setattr(JobStore, "write_log", arrives_but_fails)
+        with pytest.raises(ConnectionResetError):
+            node.relay.forward()
+    node.write("two\n")
+    node.relay.forward()
+    assert node.sent() == ["one\n", "two\n"]
+
+
+def test_too_much_log_is_cut_and_its_end_is_kept(tmp_path: Path) -> None:
+    node = Node(tmp_path, log_limit=300_000)
+    text = "".join(f"line {number}\n" for number in range(100_000))
+    node.write(text)
+    node.relay.forward()
+    assert sum(map(len, node.sent())) < 300_000 + CHUNK_BYTES
+    node.write("the last word\n")
+    node.relay.forward(final=True)
+    node.relay.forward(final=True)
+    sent = "".join(node.sent())
+    assert sent.startswith("line 0\nline 1\n")
+    assert sent.endswith("line 99999\nthe last word\n")
+    assert sent.count("bytes of log left out here") == 1
+    assert len(sent) < 300_000 + CHUNK_BYTES + 70_000
+
+
+def test_metrics_arrive_as_written_but_for_half_a_line(node: Node) -> None:
+    for step in (10, 20):
+        node.workdir.add_metrics(MetricPoint(step=step, at=NOW, values={"loss": 1 / step}))
+    node.relay.forward()
+    node.workdir.add_metrics(MetricPoint(step=30, at=NOW, values={"loss": 0.1}))
+    with node.workdir.metrics.open("a") as file:
+        file.write('{"step": 40, "at"')
+    node.relay.forward(final=True)
+    assert [point.step for _, points in node.store.metrics(3) for point in points] == [10, 20, 30]
+
+
+def test_a_piece_starts_where_the_confirmed_one_ended(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "log", chunk=4)
+    assert tail.next() is None
+    (tmp_path / "log").write_text("ab\ncd\n")
+    first = tail.next()
+    assert first == tail.next()
+    tail.confirm()
+    second = tail.next()
+    assert (first and first.data, second and second.data) == (b"ab\n", b"cd\n")
+
+
+def test_heartbeats_tell_the_programs_progress(node: Node) -> None:
+    node.relay.beat()
+    node.workdir.write_progress(
+        Progress(step=70, epoch=2, at=NOW, total_steps=90, loss=0.5, steps_per_second=3, resumed_step=60, saved_step=60)
+    )
+    node.relay.beat()
+    beat = Live(node.objects).read("l-1")
+    assert beat is not None
+    assert (beat.sequence, beat.phase, beat.step, beat.total_steps) == (1, Phase.TRAINING, 70, 90)
+    assert (beat.epoch, beat.loss, beat.steps_per_second, beat.resumed_step, beat.saved_step) == (2, 0.5, 3, 60, 60)
+    node.relay.beat(exited=Reason.COMPLETED)
+    last = Live(node.objects).read("l-1")
+    assert last is not None
+    assert (last.sequence, last.phase, last.exited) == (2, Phase.ENDED, Reason.COMPLETED)

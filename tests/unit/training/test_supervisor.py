@@ -1,0 +1,172 @@
+"""The program is asked first and ended when time is up; the first reason stands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpucost.clock import ManualClock
+from gpucost.jobstore import AttemptRecord, Command, Control, JobStore, Member
+from gpucost.objects import Objects
+from gpucost.reasons import Reason
+from gpucost.training.orders import Extend, Kill, Order, Save, Stop
+from gpucost.training.supervisor import Supervisor
+from gpucost.training.watch import ControlWatch, Repeat
+from gpucost.training.workdir import Workdir
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+class Fake:
+    """A program that runs until it is killed."""
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def exit_code(self) -> int | None:
+        return -9 if self.killed else None
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class Stage:
+    """A supervisor, and the clocks in hand."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.real = 1000.0
+        self.clock = ManualClock(NOW)
+        self.program = Fake()
+        self.workdir = Workdir(tmp_path)
+        self.supervisor = Supervisor(
+            self.program, self.workdir, self.clock, NOW + timedelta(hours=1), real=lambda: self.real
+        )
+
+    def asked(self) -> Command | None:
+        request = self.workdir.request()
+        return request.command if request else None
+
+    def passes(self, real: float) -> None:
+        self.real += real
+        self.supervisor.tick()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_a_notice_asks_first_and_kills_before_the_stated_time(stage: Stage) -> None:
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "notice", within=120))
+    assert stage.asked() is Command.SAVE_AND_STOP
+    stage.passes(114.9)
+    assert not stage.program.killed
+    stage.passes(0.2)
+    assert stage.program.killed
+    assert stage.supervisor.gone_by == 1120
+    assert stage.supervisor.run() == -9
+
+
+def test_of_a_short_notice_three_quarters_are_for_saving(stage: Stage) -> None:
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "notice", within=10))
+    stage.passes(7.4)
+    assert not stage.program.killed
+    stage.passes(0.2)
+    assert stage.program.killed
+
+
+def test_the_first_reason_stands_and_the_nearest_end_counts(stage: Stage) -> None:
+    stage.supervisor.obey(Stop(Reason.STOPPED, "budget"))
+    stage.passes(3600)
+    assert not stage.program.killed
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "SIGTERM", within=25))
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "notice", within=120))
+    stage.passes(20.1)
+    assert stage.program.killed
+    assert stage.supervisor.asked is not None
+    assert stage.supervisor.asked.reason is Reason.STOPPED
+
+
+def test_save_goes_on(stage: Stage) -> None:
+    stage.supervisor.obey(Save("rebalance"))
+    assert stage.asked() is Command.SAVE
+    stage.passes(600)
+    assert not stage.program.killed
+    stage.supervisor.obey(Stop(Reason.STOPPED, "budget"))
+    stage.supervisor.obey(Save("rebalance"))
+    assert stage.asked() is Command.SAVE_AND_STOP
+
+
+def test_an_expired_node_ends_and_an_extended_one_goes_on(stage: Stage) -> None:
+    stage.supervisor.obey(Extend(NOW + timedelta(hours=3)))
+    stage.supervisor.obey(Extend(NOW + timedelta(hours=2)))  # Never shortened.
+    stage.clock.advance(timedelta(hours=2, minutes=59))
+    stage.passes(0)
+    assert stage.asked() is None
+    stage.clock.advance(timedelta(minutes=1))
+    stage.passes(0)
+    assert stage.asked() is Command.SAVE_AND_STOP
+    assert stage.supervisor.asked is not None
+    assert stage.supervisor.asked.reason is Reason.EXPIRED
+    stage.passes(30)
+    assert stage.program.killed
+
+
+def test_an_overtaken_attempt_is_ended_at_once(stage: Stage) -> None:
+    stage.supervisor.obey(Kill(Reason.FENCED, "attempt 2 owns the job"))
+    assert stage.program.killed
+    assert stage.asked() is None
+
+
+class TestControlWatch:
+    """The control object and the fence become orders, each change once."""
+
+    def setup_method(self) -> None:
+        self.store = JobStore(Objects.in_memory(), "job")
+        self.store.write_attempt(
+            AttemptRecord(number=1, members=(Member(lease_id="l"),), created_at=NOW, expires_at=NOW)
+        )
+        self.store.claim(1)
+        self.orders: list[Order] = []
+        self.watch = ControlWatch(self.store, 1, self.orders.append)
+
+    def look(self) -> list[Order]:
+        self.orders.clear()
+        self.watch.look()
+        return list(self.orders)
+
+    def test_nothing_asked_is_nothing_done(self) -> None:
+        assert self.look() == []
+
+    def test_each_change_is_told_once(self) -> None:
+        later = NOW + timedelta(hours=2)
+        self.store.ask(1, Control(sequence=1, command=Command.SAVE, why="look", expires_at=later))
+        assert self.look() == [Extend(later), Save("look")]
+        assert self.look() == []
+        self.store.ask(1, Control(sequence=2, command=Command.SAVE_AND_STOP, expires_at=later))
+        assert self.look() == [Stop(Reason.STOPPED, "control 2: save_and_stop")]
+
+    def test_a_moved_fence_kills(self) -> None:
+        self.store.claim(2)
+        (order,) = self.look()
+        assert isinstance(order, Kill)
+        assert order.reason is Reason.FENCED
+
+
+def test_an_outage_is_said_once_and_its_end_once(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = iter([ConnectionError("refused"), ConnectionError("refused"), None, None])
+
+    def ask() -> None:
+        if answer := next(answers):
+            raise answer
+
+    repeat = Repeat("control object", 3, ask, (OSError,))
+    for _ in range(4):
+        repeat.once()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "gpucost agent: control object: refused; trying again every 3 s",
+        "gpucost agent: control object: works again",
+    ]
