@@ -27,6 +27,12 @@ Home = Annotated[Path, typer.Option(help="Folder for logs, secrets, databases an
 HOME = Path(".gpucost")
 
 
+def make_console() -> Console:
+    """A console that is never narrower than the result table, also where the output goes to a file."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=120)
+
+
 def open_stack(home: Path, services: str = "", title: str = "services") -> Stack:
     """A stack as the command line wants it: ports from the environment, progress on the terminal."""
     chosen = tuple(services.split(",")) if services else SERVICES
@@ -56,7 +62,7 @@ def run(home: Home = HOME) -> None:
     stack = open_stack(home)
     try:
         stack.up()
-        kept = run_demo(stack, Console(highlight=False))
+        kept = run_demo(stack, make_console())
     except (KeyboardInterrupt, SystemExit):
         print("interrupted: ending the services")
         stack.down()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -56,7 +56,7 @@ class AirflowApi:
 
     url: str
     user: str
-    password: str
+    password: str = field(repr=False)
     client: httpx.Client | None = None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 from gpucost.capacity.lease import Lease, LeaseState
 from gpucost.jobstore import Heartbeat, Phase
@@ -53,7 +54,7 @@ class Story:
         return [
             AttemptRow(
                 attempt=line.attempt,
-                pool=", ".join(pool.split("/", 1)[1] for pool in line.pools),
+                pool=", ".join(_short(pool) for pool in line.pools),
                 start=line.start,
                 end=line.end,
                 dollars=line.cost.amount,
@@ -69,14 +70,9 @@ class Story:
     def _placements(self) -> Iterator[TimelineEvent]:
         for row in self.services.jobs.placements(self.job):
             if self._first(("placement", row.id)):
-                quotes = "   ".join(
-                    f"{alternative['pool'].split('/', 1)[1]} ${alternative['price']}"
-                    for alternative in row.alternatives
-                    if "price" in alternative
-                )
-                yield TimelineEvent(row.at, "quote", quotes)
-                where = row.pool.split("/", 1)[1] if row.pool else "nowhere yet"
-                yield TimelineEvent(row.at, "placement", f"{row.action.replace('_', ' ')} in {where}: {row.reason}")
+                yield TimelineEvent(row.at, "quote", _quotes(row.alternatives))
+                where = f" in {_short(row.pool)}" if row.pool else ""
+                yield TimelineEvent(row.at, "placement", f"{row.action.replace('_', ' ')}{where}: {row.reason}")
 
     def _leases(self) -> Iterator[TimelineEvent]:
         for lease in self.services.leases.of_job(self.job):
@@ -114,6 +110,16 @@ class Story:
             return False
         self._told.add(what)
         return True
+
+
+def _quotes(alternatives: list[dict[str, Any]]) -> str:
+    """Every quote of a placement, cheapest first."""
+    return ", ".join(f"{_short(one['pool'])} ${Decimal(one['price']):.4f}" for one in alternatives if "price" in one)
+
+
+def _short(pool: str) -> str:
+    """A pool's key without its provider, which is the same for all in the demo."""
+    return pool.split("/", 1)[1].replace("/", " ")
 
 
 def _told_of(lease: Lease, event: str, note: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpucost.objects import Conflict, Objects
@@ -65,7 +65,7 @@ class Agent:
     """
 
     digest: str
-    data: bytes
+    data: bytes = field(repr=False)
 
     @property
     def key(self) -> str:

@@ -76,7 +76,8 @@ RULES: dict[Reason, Rule] = {
         Then.RETRY,
         alert=True,
         advice="read the instance's console output: the node shut itself down before its agent could say why; "
-        "see that the site's image has python3 with torch, boto3, obstore and pydantic, and that its role reads the store",
+        "see that the site's image has python3 with torch, boto3, obstore and pydantic, and that its role may read the "
+        "store",
     ),
     Reason.STOPPED: Rule(Then.BUY_AGAIN),
     Reason.EXPIRED: Rule(Then.BUY_AGAIN, alert=True, advice="raise work_hours: the job took longer than planned"),

@@ -157,6 +157,10 @@ def training(progress: Progress) -> bool:
     return progress.phase is Phase.TRAINING and progress.step > (progress.resumed_step or 0)
 
 
+def steps_since_resumed(number: int) -> Callable[[Progress], bool]:
+    return lambda progress: progress.step >= (progress.resumed_step or 0) + number
+
+
 @pytest.fixture
 def nodes() -> Iterator[list[Node]]:
     started: list[Node] = []
@@ -186,8 +190,7 @@ def test_killed_at_random_moments_the_weights_end_bit_for_bit_the_same(tmp_path:
     for moment in ("training", "any", "training", "training", "any", "training"):
         nodes.append(node := killed.start())
         if moment == "training":  # Somewhere in a step or a save, at least one save further than the attempt before.
-            further = chance.randint(21, 45)
-            assert node.wait_for(lambda progress, n=further: progress.step >= (progress.resumed_step or 0) + n)
+            assert node.wait_for(steps_since_resumed(chance.randint(21, 45)))
             time.sleep(chance.uniform(0.0, 0.1))
         else:  # Anywhere from the agent's start on: fetching, importing, restoring, first steps.
             time.sleep(chance.uniform(0.0, 4.0))

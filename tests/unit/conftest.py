@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from gpucost.clock import SpecClock
 from gpucost.db.engine import Database
+from gpucost.db.tables import Base
 from tests.fakes.rooms import World, open_database
 
 LONGEST_SLEEP = 0.05
@@ -84,25 +85,26 @@ def _migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def new_database(_migrated: Path, tmp_path: Path) -> Iterator[Callable[[], Database]]:
-    """Makes migrated, empty databases, each in a file of its own."""
-    made: list[Database] = []
-
-    def make() -> Database:
-        path = tmp_path / f"{len(made)}.db"
-        shutil.copy(_migrated, path)
-        made.append(open_database(path))
-        return made[-1]
-
-    yield make
-    for database in made:
-        database.close()
+def database(_migrated: Path, tmp_path: Path) -> Iterator[Database]:
+    """A migrated, empty database."""
+    path = tmp_path / "gpucost.db"
+    shutil.copy(_migrated, path)
+    database = open_database(path)
+    yield database
+    database.close()
 
 
 @pytest.fixture
-def database(new_database: Callable[[], Database]) -> Database:
-    """A migrated, empty database."""
-    return new_database()
+def emptied(database: Database) -> Callable[[], Database]:
+    """Gives the database with nothing in it, for a test of many rounds; a new one each time would be slower."""
+
+    def empty() -> Database:
+        with database.transaction() as session:
+            for table in reversed(Base.metadata.sorted_tables):
+                session.execute(table.delete())
+        return database
+
+    return empty
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ class Reaper:
         self._clock = clock
         self._regions = tuple(regions)
         self._buyer = Buyer(provider, store, clock)
+        self._owner = new_owner_token()
 
     def find(self, jobs_over: Iterable[str]) -> list[Finding]:
         """What should not be there; nothing is changed.
@@ -80,13 +81,14 @@ class Reaper:
         return found
 
     def end(self, finding: Finding) -> Finding:
-        """End one finding; call it again on a later round until the cloud confirms."""
+        """End one finding; call it again until the cloud confirms."""
         if finding.lease_id is None:
             self._provider.terminate(finding.region, [finding.instance_id] if finding.instance_id else [])
             return finding
         lease = self._store.get(finding.lease_id)
         try:
-            lease = self._store.adopt(lease, new_owner_token(), self._clock.now())
+            if lease.owner != self._owner:
+                lease = self._store.adopt(lease, self._owner, self._clock.now())
             lease = self._buyer.release(lease, Reason.CANCELLED)
         except NotOwner:
             # Somebody took it over at this moment and will decide; the next round looks again.

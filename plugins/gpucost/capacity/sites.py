@@ -91,6 +91,8 @@ def load_sites(path: Path) -> Sites:
         raise ValueError(
             f"sites_file: got {str(path)!r}, expected a YAML file; set AIRFLOW__GPUCOST__SITES_FILE to it"
         ) from missing
+    except yaml.YAMLError as broken:
+        raise ValueError(f"{path}: this is not YAML: {broken}") from broken
     try:
         return Sites.model_validate(content)
     except ValidationError as wrong:

@@ -86,12 +86,13 @@ class LeaseStore:
     def seen(self, lease: Lease, launched_at: datetime) -> Lease:
         """Note the launch time that the cloud's API shows, once it does; the first word stands."""
         with self._db.transaction() as session:
-            session.execute(
+            changed = session.execute(
                 update(LeaseRow)
                 .where(LeaseRow.id == lease.id, LeaseRow.launched_at.is_(None))
                 .values(launched_at=launched_at)
             )
-            _allocated_from(session, lease.id, launched_at)
+            if changed.rowcount == 1:  # type: ignore[attr-defined]
+                _allocated_from(session, lease.id, launched_at)
         return self.get(lease.id)
 
     def adopt(self, lease: Lease, new_owner: str, now: datetime) -> Lease:

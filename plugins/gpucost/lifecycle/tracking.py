@@ -27,42 +27,14 @@ STATUS = {Reason.COMPLETED: RunStatus.FINISHED, Reason.CANCELLED: RunStatus.KILL
 
 def job_began(services: Services, job_id: JobId, job: TrainingJob) -> None:
     """Open the job's run, or find it again."""
-    key = job_id.key
-
-    def tell(tracker: Tracker) -> None:
-        run_id = tracker.job_run(
-            key,
-            project=job.project,
-            name=job.name,
-            params={
-                "program": job.program,
-                "arguments": " ".join(job.arguments),
-                "seed": job.seed,
-                "world_size": job.world_size,
-                "threads": job.threads,
-                "gpu_count": job.gpu.count,
-                **{f"recipe.{name}": value for name, value in job.recipe.items()},
-            },
-            tags={
-                "gpucost.team": job.team,
-                "gpucost.dag_id": job_id.dag_id,
-                "gpucost.dag_run_id": job_id.run_id,
-                "gpucost.deadline": job.deadline.isoformat(),
-            },
-        )
-        _, logged = services.jobs.tracked(key)
-        services.jobs.set_tracked(key, run_id, logged)
-
-    _told(services, key, tell)
+    _told(services, job_id.key, lambda tracker: _open_run(services, tracker, job_id, job))
 
 
 def forward_metrics(services: Services, key: str) -> None:
     """Send the metrics that nodes have uploaded and MLflow does not have yet."""
 
     def tell(tracker: Tracker) -> None:
-        run_id, logged = services.jobs.tracked(key)
-        if run_id is None:
-            return
+        run_id, logged = _run_of(services, tracker, key)
         store = services.store(key)
         points = [
             point
@@ -81,9 +53,7 @@ def attempt_ended(services: Services, key: str, attempt: Attempt) -> None:
     """Write the attempt's child run and close it."""
 
     def tell(tracker: Tracker) -> None:
-        run_id, _ = services.jobs.tracked(key)
-        if run_id is None:
-            return
+        run_id, _ = _run_of(services, tracker, key)
         lease = _lease_of(services, key, attempt.number)
         tags: dict[str, object] = {"gpucost.reason": attempt.reason or ""}
         if lease is not None:
@@ -107,10 +77,8 @@ def job_ended(services: Services, key: str, reason: Reason, report: JobReport, r
     """
     last_step = max((line.last_step or 0 for line in report.attempts), default=0)
 
-    def tell(tracker: Tracker) -> str | None:
-        run_id, _ = services.jobs.tracked(key)
-        if run_id is None:
-            return None
+    def tell(tracker: Tracker) -> str:
+        run_id, _ = _run_of(services, tracker, key)
         costs: dict[str, float] = {
             _cost_name(report.cost.currency): float(report.cost.amount),
             "gpucost.machine_hours": report.hours,
@@ -131,6 +99,41 @@ def job_ended(services: Services, key: str, reason: Reason, report: JobReport, r
     forward_metrics(services, key)
     _told(services, key, tell)
     return services.jobs.tracked(key)[0]
+
+
+def _run_of(services: Services, tracker: Tracker, key: str) -> tuple[str, int]:
+    """The job's run and the last step that it has; opened now if MLflow was away when the job began."""
+    run_id, logged = services.jobs.tracked(key)
+    if run_id is not None:
+        return run_id, logged
+    job_id, job, _ = services.jobs.load(key)
+    return _open_run(services, tracker, job_id, job), logged
+
+
+def _open_run(services: Services, tracker: Tracker, job_id: JobId, job: TrainingJob) -> str:
+    run_id = tracker.job_run(
+        job_id.key,
+        project=job.project,
+        name=job.name,
+        params={
+            "program": job.program,
+            "arguments": " ".join(job.arguments),
+            "seed": job.seed,
+            "world_size": job.world_size,
+            "threads": job.threads,
+            "gpu_count": job.gpu.count,
+            **{f"recipe.{name}": value for name, value in job.recipe.items()},
+        },
+        tags={
+            "gpucost.team": job.team,
+            "gpucost.dag_id": job_id.dag_id,
+            "gpucost.dag_run_id": job_id.run_id,
+            "gpucost.deadline": job.deadline.isoformat(),
+        },
+    )
+    _, logged = services.jobs.tracked(job_id.key)
+    services.jobs.set_tracked(job_id.key, run_id, logged)
+    return run_id
 
 
 def _told(services: Services, key: str, tell: Callable[[Tracker], T]) -> T | None:

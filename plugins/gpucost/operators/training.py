@@ -90,19 +90,29 @@ class SpotTrainingOperator(BaseOperator):
         return self._drive(course, lambda: course.handle(Event.model_validate(event)))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """As Airflow's; a trigger that failed or timed out must not leave a machine behind."""
+        """As Airflow's; a trigger that failed must not leave a machine behind that no further try takes over."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralError:
-            job, owner = (next_kwargs or {}).get("job"), (next_kwargs or {}).get("owner")
-            if job and owner:
-                stop_job(self._services(), job, owner)
+            ti = context["ti"]
+            if ti.try_number > (ti.max_tries or 0):
+                self._end_what_runs(context)
             raise
 
     def on_kill(self) -> None:
         """The running task was killed by a user: end the machines that this try owns."""
         if self._running is not None:
             stop_job(self._services(), *self._running)
+
+    def _end_what_runs(self, context: Context) -> None:
+        # Airflow does not hand over the job and owner of a trigger that failed; this try is the task's only one.
+        from gpucost.capacity.lease import new_owner_token
+
+        services = self._services()
+        job, owner = services.jobs.current(self._task_id(context)).key, new_owner_token()
+        for lease in services.leases.open(job):
+            services.leases.adopt(lease, owner, services.clock.now())
+        stop_job(services, job, owner)
 
     def _begin(self, course: Course, job: TrainingJob) -> Step:
         folder = Path(job.code)

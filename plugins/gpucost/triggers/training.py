@@ -93,9 +93,28 @@ class TrainingTrigger(BaseTrigger):
         return Event(kind=EventKind.TIME, at=clock.now()).model_dump(mode="json")
 
     async def on_kill(self) -> None:
-        """A user marked the task failed, cleared or deleted it: end the machines that this try still owns."""
+        """A user acted on the task: end the machines that this try still owns, unless a new try goes on with them.
+
+        Airflow calls this for clearing as well as for ending. A cleared task's next try adopts the machine, often a
+        moment after this is called; ending it then would throw away a good machine.
+        """
         hub = await _hubs.get(self.connections)
-        await asyncio.get_running_loop().run_in_executor(None, stop_job, hub.services, self.job, self.owner)
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(None, goes_on, hub.services, self.job):
+            log.info("Job %s: the task was cleared; its next try takes the machine over", self.job)
+            return
+        await loop.run_in_executor(None, stop_job, hub.services, self.job, self.owner)
+
+
+def goes_on(services: Services, job: str) -> bool:
+    """Whether the job's task waits for its next try; when Airflow does not say, no: a leak is worse than a restart."""
+    from gpucost.hooks.tasks import is_wanted
+
+    try:
+        return is_wanted(services.jobs.load(job)[0])
+    except Exception:
+        log.exception("Job %s: Airflow did not say whether the task goes on", job)
+        return False
 
 
 def stop_job(services: Services, job: str, owner: str) -> bool:

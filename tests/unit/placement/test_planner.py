@@ -102,7 +102,7 @@ def test_refused_on_demand_is_left_out_too() -> None:
 
 
 def test_a_deadline_that_not_even_on_demand_meets_names_the_earliest_finish() -> None:
-    with pytest.raises(DeadlineImpossible, match=r"deadline: got 2026-11-30 14:00 UTC.* finish at 2026-11-30 14:06 UTC"):
+    with pytest.raises(DeadlineImpossible, match=r"deadline: got 2026-11-30 14:00 UTC.* at 2026-11-30 14:06 UTC"):
         decide(job={"deadline": START + timedelta(hours=2)})
     assert decide(job={"deadline": START + timedelta(hours=2.1)}).chosen is not None
 

@@ -99,6 +99,7 @@ def test_a_newer_attempt_shuts_the_older_one_out(store: JobStore, warnings: list
     with pytest.raises(FencedOut, match="attempt 2 owns the job"):
         old.save(state(20), step=20, epoch=0)
     assert len(store.head().checkpoints) == 1
+    assert list(store.objects.scan(store.checkpoint_root(20, 1))) == []
 
 
 def test_only_the_newest_are_kept(store: JobStore, warnings: list[str]) -> None:
