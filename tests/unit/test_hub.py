@@ -229,6 +229,26 @@ def test_an_api_that_is_away_declares_no_machine_gone(world: World) -> None:
     assert run(scenario, world).kind is EventKind.OVER
 
 
+def test_a_new_machine_is_not_given_up_because_the_api_was_away(world: World) -> None:
+    world.provider.invisible_for = timedelta(hours=1)
+    lease = buy(world)
+
+    async def scenario(hub: Hub, seconds: Monotonic) -> bool:
+        task = watch(hub, lease)
+        await rounds(world)
+        world.provider.away = ProviderError(Reason.CLOUD_ERROR, "503")
+        for _ in range(4):
+            seconds.now += UNSEEN_SECONDS / 2
+            await rounds(world)
+        world.provider.away = None
+        await rounds(world)
+        waiting = not task.done()
+        task.cancel()
+        return waiting
+
+    assert run(scenario, world)
+
+
 def test_a_store_that_is_away_makes_no_node_silent(world: World) -> None:
     lease = buy(world)
     etags = world.objects.scan

@@ -1,6 +1,6 @@
 """The tables: jobs, leases with their history, allocations, attempts, placements, charges, decisions.
 
-Rows about money are never changed: a late fact makes a new revision. `docs/tables.md` explains each column
+Rows about money are never changed: a late fact makes a new revision. `docs/reference/tables.md` explains each column
 to those who report from here.
 """
 
@@ -124,7 +124,6 @@ class AttemptRow(Base):
     last_step: Mapped[int | None]
     saved_step: Mapped[int | None]
     message: Mapped[str] = mapped_column(Text, default="")
-    mlflow_run_id: Mapped[str | None] = mapped_column(String(64))
 
 
 class PlacementRow(Base):

@@ -651,14 +651,14 @@ def finish(world: World, folder: Path, where: str) -> None:
                 step = drive.hear(EventKind.TIME)
                 continue
             lease = drive.lease(step)
-            if world.services.store(TASK.key).exit_record(lease.attempt) is None:
-                world.provider.describe(lease.pool.region, [])
-                if lease.instance_id in {machine.instance_id for machine in world.provider.alive()}:
-                    step = drive.complete(lease)
-                    continue
+            announced = world.services.store(TASK.key).attempt(lease.attempt)
+            assert [member.lease_id for member in announced.members] == [lease.id], f"its node would refuse: {where}"
+            if world.services.store(TASK.key).exit_record(lease.attempt) is not None:
+                step = drive.hear(EventKind.EXITED, lease)
+            elif lease.instance_id in {machine.instance_id for machine in world.provider.alive()}:
+                step = drive.complete(lease)
+            else:
                 step = drive.hear(EventKind.OVER, lease)
-                continue
-            step = drive.hear(EventKind.EXITED, lease)
         assert isinstance(step, Finished), where
     assert left(world) == (0, []), where
     leases = [lease for lease in world.services.leases.of_job(TASK.key) if lease.state is LeaseState.TERMINATED]

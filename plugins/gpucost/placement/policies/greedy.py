@@ -1,6 +1,6 @@
 """Greedy: spot until it is taken, else wait; on demand when waiting any longer would be too long.
 
-The rule as published (see docs/policies.md): idle with time left R < C + 2d, C the work left and d the
+The rule as published (see docs/reference/policies.md): idle with time left R < C + 2d, C the work left and d the
 launch overhead: on demand to the end. Spot is taken in the cheapest pool that has it, counted per hour of
 work. A price cap governs the waiting only, and waiting for a price ends one launch and one tick before
 waiting for capacity does: then spot above the cap is taken, since on-demand would be dearer still.

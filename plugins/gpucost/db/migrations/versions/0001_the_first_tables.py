@@ -54,7 +54,6 @@ def upgrade() -> None:
         sa.Column("last_step", sa.Integer(), nullable=True),
         sa.Column("saved_step", sa.Integer(), nullable=True),
         sa.Column("message", sa.Text(), nullable=False),
-        sa.Column("mlflow_run_id", sa.String(length=64), nullable=True),
         sa.ForeignKeyConstraint(["job"], ["gpucost_job.key"], name=op.f("fk_gpucost_attempt_job")),
         sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_gpucost_attempt")),
     )
