@@ -62,7 +62,7 @@ def _services() -> Services:
 
     try:
         return GpuCostHook().services()
-    except ValueError as wrong:
+    except (ValueError, ConnectionError) as wrong:
         typer.echo(f"error: {wrong}", err=True)
         raise typer.Exit(2) from wrong
 

@@ -58,7 +58,8 @@ def open_services(connections: Connections) -> Services:
     """Open the rooms; the database is brought up to date.
 
     Raises:
-        ValueError: the sites file or the clock cannot be read; the message says what to do.
+        ValueError: the sites file cannot be read; the message says what to do.
+        ConnectionError: the rehearsal's clock does not answer.
     """
     from gpucost.capacity.providers.ec2 import Ec2
     from gpucost.capacity.sites import load_sites
@@ -88,7 +89,7 @@ def read_clock(url: str | None) -> SpecClock:
     """The rehearsal's clock when there is one, else real time.
 
     Raises:
-        ValueError: the rehearsal does not answer; the message says where.
+        ConnectionError: the rehearsal does not answer; the message says where.
     """
     if url is None:
         return SpecClock()
@@ -98,7 +99,7 @@ def read_clock(url: str | None) -> SpecClock:
         answer = httpx.get(url, timeout=10, trust_env=False)
         answer.raise_for_status()
     except httpx.HTTPError as away:
-        raise ValueError(
+        raise ConnectionError(
             f"[gpucost] clock_url: {url} does not answer ({away}); start the rehearsal cloud, or unset it for real time"
         ) from away
     return SpecClock(ClockSpec.model_validate_json(answer.content))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,10 +75,11 @@ class SpotTrainingOperator(BaseOperator):
         """Begin the job, or go on with it after a retry or a clear: what is there is adopted."""
         from gpucost.capacity.lease import new_owner_token
 
-        services = self._services()
-        job_id = services.jobs.current(self._task_id(context))
-        job = self._wanted(context, services)
-        course = self._course(services, job_id, job, new_owner_token())
+        with _wrong_input_fails_at_once():
+            services = self._services()
+            job_id = services.jobs.current(self._task_id(context))
+            job = self._wanted(context, services)
+            course = self._course(services, job_id, job, new_owner_token())
         return self._drive(course, lambda: self._begin(course, job))
 
     def resume(self, context: Context, event: dict[str, Any], job: str, owner: str) -> dict[str, Any]:  # noqa: ARG002
@@ -116,7 +118,8 @@ class SpotTrainingOperator(BaseOperator):
 
     def _begin(self, course: Course, job: TrainingJob) -> Step:
         folder = Path(job.code)
-        course.begin(folder if folder.is_absolute() else settings.include_folder() / folder)
+        with _wrong_input_fails_at_once():
+            course.begin(folder if folder.is_absolute() else settings.include_folder() / folder)
         return course.pursue()
 
     def _drive(self, course: Course, step: Any) -> dict[str, Any]:
@@ -203,6 +206,15 @@ class SpotTrainingOperator(BaseOperator):
                 f"{'.'.join(map(str, e['loc']))}: got {e.get('input')!r}, {e['msg']}" for e in wrong.errors()
             )
             raise AirflowFailException(f"The job is not valid, nothing was bought: {details}") from wrong
+
+
+@contextmanager
+def _wrong_input_fails_at_once() -> Iterator[None]:
+    """Settings, connections, files and fields that are wrong stay wrong: no retry helps, and nothing was bought yet."""
+    try:
+        yield
+    except ValueError as wrong:
+        raise AirflowFailException(str(wrong)) from wrong
 
 
 def _fail(ended: Any) -> NoReturn:

@@ -100,7 +100,11 @@ class Reporter:
 
     def _measure_rate(self, phase: Phase, step: int) -> None:
         now = self._real()
-        if phase is Phase.STARTING or phase is Phase.RESTORING or self._rate_from is None:
+        if phase is Phase.STARTING or phase is Phase.RESTORING:
+            # What is restored was not done now: the count begins at the first step after it.
+            self._rate_from = None
+            return
+        if self._rate_from is None:
             self._rate_from = (now, step)
             return
         began, first = self._rate_from

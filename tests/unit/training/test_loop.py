@@ -279,6 +279,18 @@ def test_rates_are_told_per_second_of_the_jobs_clock(tmp_path: Path) -> None:
     assert progress.steps_per_second == pytest.approx(1.0)  # 60 real steps per second, at 60 times the speed.
 
 
+def test_steps_that_were_restored_do_not_count_as_speed(tmp_path: Path) -> None:
+    real = [100.0]
+    workdir = Workdir(tmp_path)
+    reporter = Reporter(workdir, SpecClock(), real=lambda: real[0])
+    for seconds, phase, step in ((0, Phase.RESTORING, 0), (1, Phase.TRAINING, 150), (2, Phase.TRAINING, 160)):
+        real[0] += seconds
+        reporter.progress(phase, step, 0)
+    progress = workdir.progress()
+    assert progress is not None
+    assert progress.steps_per_second == pytest.approx(5.0)
+
+
 def test_outside_gpucost_it_goes_on_from_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

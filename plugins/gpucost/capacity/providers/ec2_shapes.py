@@ -107,4 +107,5 @@ def _end_time(transition: str) -> datetime | None:
 def _ended_by(code: str) -> Literal["provider", "us", "self"]:
     if code == "Client.InstanceInitiatedShutdown":
         return "self"
-    return "us" if code.startswith("Client.") else "provider"
+    # Where EC2 gives no reason, it is not taken for an interruption: that could make an hour free that is billed.
+    return "provider" if code.startswith("Server.") else "us"
