@@ -112,18 +112,17 @@ def _as_invoiced(evidence: Evidence) -> Promise:
 
 
 def _tracked_once(evidence: Evidence) -> Promise:
+    text = "one MLflow run over both attempts, each step once, with its cost"
     run_id = evidence.summary["mlflow_run_id"]
+    if run_id is None:
+        return Promise(text, False, "no run")
     api = f"{evidence.mlflow}/api/2.0/mlflow"
     run = _get(f"{api}/runs/get?run_id={run_id}")["run"]
     query = f"{api}/metrics/get-history?run_id={run_id}&metric_key=loss&max_results=25000"
     steps = [point["step"] for point in _get(query).get("metrics", [])]
     cost = {metric["key"]: metric["value"] for metric in run["data"].get("metrics", [])}.get("gpucost.cost_usd")
     kept = run["info"]["status"] == "FINISHED" and cost is not None and steps and len(steps) == len(set(steps))
-    return Promise(
-        "one MLflow run over both attempts, each step once, with its cost",
-        bool(kept),
-        f"{len(steps)} points of loss, {len(set(steps))} steps, ${cost}",
-    )
+    return Promise(text, bool(kept), f"{len(steps)} points of loss, {len(set(steps))} steps, ${cost}")
 
 
 def _nothing_left(evidence: Evidence) -> Promise:

@@ -26,7 +26,10 @@ class Reference:
         Raises:
             RuntimeError: it did not end well; says why.
         """
-        self.process.wait(timeout)
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired as late:
+            raise RuntimeError(f"the uninterrupted training did not finish within {timeout:.0f} s") from late
         record = self.store.exit_record(1)
         if record is None or record.weights_digest is None:
             raise RuntimeError(f"the uninterrupted training did not finish: {record.message if record else 'no word'}")

@@ -133,7 +133,7 @@ def _told_of(lease: Lease, event: str, note: str) -> tuple[str, str]:
         case LeaseState.FAILED:
             return "warning", f"{where} refused: {note}"
         case LeaseState.TERMINATING:
-            return "release", f"asks for the end of {lease.instance_id} ({note})"
+            return "release", f"asks for the end of {lease.instance_id or lease.id} ({note})"
         case LeaseState.TERMINATED if note == Reason.INTERRUPTED:
             return "interruption", f"{lease.instance_id} was taken away"
         case LeaseState.TERMINATED:

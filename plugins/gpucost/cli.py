@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -14,16 +17,21 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
 console = Console()
 
+WIDEST = 1000
+"""Characters; no table is wider."""
+
 
 @app.command()
 def quotes() -> None:
     """Prices in force in every pool of the sites, cheapest first."""
     services = _services()
     table = Table("pool", "per instance-hour", "GPU", "as of (UTC)", "source", box=None)
-    for quote in sorted(services.provider.quotes(services.clock.now()), key=lambda one: one.price.amount):
+    with _answers():
+        found = services.provider.quotes(services.clock.now())
+    for quote in sorted(found, key=lambda one: one.price.amount):
         gpu = f"{quote.instance.gpu_count} x {quote.instance.gpu_kind}"
         table.add_row(quote.pool.key, str(quote.price), gpu, f"{quote.as_of:%Y-%m-%d %H:%M}", quote.source)
-    console.print(table)
+    _print_whole(table)
 
 
 @app.command()
@@ -35,7 +43,7 @@ def leases(job: Annotated[str, typer.Argument(help="The job's key; left out: eve
         launched = f"{lease.launched_at:%m-%d %H:%M}" if lease.launched_at else ""
         row = (lease.id, str(lease.state), lease.instance_id or "", lease.pool.key, str(lease.price), launched)
         table.add_row(*row, f"{lease.expires_at:%m-%d %H:%M}")
-    console.print(table)
+    _print_whole(table)
 
 
 @app.command()
@@ -43,18 +51,31 @@ def reap(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what 
     """End machines whose job is over, whose time is up, or that belong to nobody."""
     from gpucost.lifecycle.reaping import reap as reap_once
 
-    findings = reap_once(_services(), dry_run=dry_run)
+    services = _services()
+    with _answers():
+        findings = reap_once(services, dry_run=dry_run)
     for finding in findings:
         verb = "would end" if dry_run else "ends"
         price = f", {finding.at_stake}" if finding.at_stake else ""
-        console.print(f"{verb} {finding.instance_id or finding.lease_id}: {finding.why}{price}", highlight=False)
+        console.print(
+            f"{verb} {finding.instance_id or finding.lease_id}: {finding.why}{price}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(f"{len(findings)} found", highlight=False)
 
 
 @app.command()
 def report(job: Annotated[str, typer.Argument(help="The job's key.")]) -> None:
     """What a job cost, attempt by attempt."""
-    console.print(_services().books.report(job).markdown(), highlight=False, soft_wrap=True)
+    books = _services().books
+    try:
+        page = books.report(job).markdown()
+    except LookupError as unknown:
+        typer.echo(f"error: {unknown.args[0]}", err=True)
+        raise typer.Exit(2) from unknown
+    console.print(page, highlight=False, markup=False, soft_wrap=True)
 
 
 def _services() -> Services:
@@ -65,6 +86,25 @@ def _services() -> Services:
     except (ValueError, ConnectionError) as wrong:
         typer.echo(f"error: {wrong}", err=True)
         raise typer.Exit(2) from wrong
+
+
+@contextmanager
+def _answers() -> Iterator[None]:
+    """Say what the cloud refused, in one line instead of a traceback."""
+    from gpucost.capacity.providers.base import ProviderError
+
+    try:
+        yield
+    except ProviderError as refused:
+        typer.echo(f"error: {refused}", err=True)
+        raise typer.Exit(1) from refused
+
+
+def _print_whole(table: Table) -> None:
+    """One line per row however narrow the terminal: ids are there to be copied, and lines to be searched."""
+    wide = console.options.update(width=WIDEST)
+    width = Measurement.get(console, wide, table).maximum
+    Console(width=max(width, console.width)).print(table)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ However many jobs live, one round costs one listing of heartbeats per thousand l
 per region and thousand; a heartbeat is read only when the listing shows that it changed. What was seen is judged
 by a pure function, and a subscriber hears of it only when something must be decided.
 
-Every blocking call of a round runs in the hub's own threads: the event loop of a triggerer has few.
+Every blocking call runs in threads of the hub's own: the event loop of a triggerer has few. Rounds, the opening of
+new watches and the sending of metrics have separate ones, so that none waits for the others.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from datetime import datetime
 from gpucost.capacity.lease import Lease
 from gpucost.capacity.providers.base import Machine, ProviderError
 from gpucost.jobstore import Command, Heartbeat
-from gpucost.lifecycle import tracking
-from gpucost.lifecycle.course import TICK, Course, wants_to_leave
+from gpucost.lifecycle.course import Course
+from gpucost.lifecycle.forwarding import Forwarder
+from gpucost.lifecycle.planning import TICK
 from gpucost.lifecycle.services import Services
 from gpucost.lifecycle.steps import CourseEnded, Event, EventKind
 
@@ -39,13 +41,16 @@ BOOT_SECONDS = 900.0
 UNSEEN_SECONDS = 300.0
 """Real seconds after which an instance that the API does not know counts as gone; new ids take a moment."""
 
+OPENERS = 8
+"""Threads that open new watches: after a restart of the triggerer all jobs come at once."""
+
 
 @dataclass
 class Sight:
     """What the hub remembers of one watched lease.
 
     Args:
-        since: when the watch began, real monotonic seconds.
+        since: when the watch began, real monotonic seconds; later, where the store was away before the first heartbeat.
         beat_at: when the last new heartbeat was seen, likewise.
         seen_at: when the API last knew the machine, likewise.
     """
@@ -65,7 +70,8 @@ def judge(sight: Sight, now: datetime, monotonic: float) -> Event | None:
     Args:
         sight: what is known of the lease.
         now: on the job's clock.
-        monotonic: real seconds, on the same count as in `sight`.
+        monotonic: when the last look at heartbeats and machines began, real seconds on the same count as in `sight`.
+            Silence is what was not seen then: a look that took long, or this judgement coming late, is ours.
     """
     lease = sight.lease
 
@@ -109,12 +115,14 @@ class Hub:
         self._monotonic = monotonic
         self._subscribers: dict[str, _Subscriber] = {}
         self._rounds: asyncio.Task[None] | None = None
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="gpucost-hub")
+        self._looking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpucost-hub")
+        self._opening = ThreadPoolExecutor(max_workers=OPENERS, thread_name_prefix="gpucost-watch")
+        self._forwarder = Forwarder(services, monotonic)
 
     async def watch(self, lease_id: str, owner: str, policy: str) -> Event:
         """Wait until something happens to the lease that its owner must decide on."""
         loop = asyncio.get_running_loop()
-        sight, course, leaving = await loop.run_in_executor(self._threads, self._open, lease_id, owner, policy)
+        sight, course, leaving = await loop.run_in_executor(self._opening, self._open, lease_id, owner, policy)
         next_plan = self.services.clock.now() + TICK
         subscriber = _Subscriber(sight, course, loop.create_future(), next_plan, asked_to_stop=leaving)
         self._subscribers[lease_id] = subscriber
@@ -125,6 +133,7 @@ class Hub:
         finally:
             if self._subscribers.get(lease_id) is subscriber:
                 del self._subscribers[lease_id]
+                self._forwarder.forget(sight.lease.job)
 
     def _open(self, lease_id: str, owner: str, policy: str) -> tuple[Sight, Course, bool]:
         lease = self.services.leases.get(lease_id)
@@ -138,7 +147,7 @@ class Hub:
         while self._subscribers:
             watched = list(self._subscribers.values())
             try:
-                events = await loop.run_in_executor(self._threads, self._round, watched)
+                events = await loop.run_in_executor(self._looking, self._round, watched)
             except Exception:
                 log.exception("A round of the hub failed; the next one follows in %s s", ROUND_SECONDS)
                 events = {}
@@ -151,13 +160,13 @@ class Hub:
     def _round(self, watched: list[_Subscriber]) -> dict[str, Event]:
         sights = [subscriber.sight for subscriber in watched]
         moment = self._monotonic()
-        self._listen(sights, moment)
-        self._look(sights, moment)
+        self._listen(sights)
+        self._look(sights)
         events: dict[str, Event] = {}
         for subscriber in watched:
             now = self.services.clock.now()
             try:
-                event = judge(subscriber.sight, now, self._monotonic()) or self._replan(subscriber, now)
+                event = judge(subscriber.sight, now, moment) or self._replan(subscriber, now)
             except Exception:
                 # One job's trouble is not the others': they hear of theirs.
                 log.exception("Job %s: not judged this round", subscriber.sight.lease.job)
@@ -166,28 +175,34 @@ class Hub:
                 events[subscriber.sight.lease.id] = event
         return events
 
-    def _listen(self, watched: list[Sight], moment: float) -> None:
+    def _listen(self, watched: list[Sight]) -> None:
         """Read the heartbeats that changed."""
         try:
             etags = self.services.live.etags()
         except Exception:
             # While the store cannot be asked, silence is ours, not the nodes'.
             log.exception("The heartbeats could not be listed")
+            now = self._monotonic()
             for sight in watched:
-                sight.beat_at = None if sight.beat_at is None else moment
+                if sight.beat_at is None:
+                    sight.since = now
+                else:
+                    sight.beat_at = now
             return
+        heard = self._monotonic()
         for sight in watched:
             etag = etags.get(sight.lease.id)
             if etag is None or etag == sight.etag:
                 continue
-            sight.beat_at = moment
+            sight.beat_at = heard
             try:
                 sight.beat, sight.etag = self.services.live.read(sight.lease.id), etag
-                tracking.forward_metrics(self.services, sight.lease.job)
             except Exception:
-                log.exception("Job %s: heartbeat or metrics could not be read", sight.lease.job)
+                log.exception("Job %s: its heartbeat could not be read", sight.lease.job)
+                continue
+            self._forwarder.soon(sight.lease.job)
 
-    def _look(self, watched: list[Sight], moment: float) -> None:
+    def _look(self, watched: list[Sight]) -> None:
         """Ask the cloud for the machines' states."""
         for region, sights in _by_region(watched).items():
             ids = [sight.lease.instance_id for sight in sights if sight.lease.instance_id]
@@ -196,13 +211,15 @@ class Hub:
             except ProviderError as away:
                 # Not knowing is no news of an end: the grace for unseen machines starts when the API answers.
                 log.warning("DescribeInstances in %s: %s", region, away)
+                now = self._monotonic()
                 for sight in sights:
-                    sight.seen_at = moment
+                    sight.seen_at = now
                 continue
+            seen = self._monotonic()
             for sight in sights:
                 sight.machine = machines.get(sight.lease.instance_id or "")
                 if sight.machine is not None:
-                    sight.seen_at = moment
+                    sight.seen_at = seen
                     self._note_launch(sight)
 
     def _note_launch(self, sight: Sight) -> None:
@@ -215,14 +232,14 @@ class Hub:
             return None
         subscriber.next_plan = now + TICK
         try:
-            decision = subscriber.course.assess(subscriber.sight.lease)
+            why = subscriber.course.reason_to_leave(subscriber.sight.lease)
         except (CourseEnded, ProviderError) as unknown:
             log.warning("Job %s: not assessed this tick: %s", subscriber.sight.lease.job, unknown)
             return None
-        if not wants_to_leave(decision):
+        if why is None:
             return None
         subscriber.asked_to_stop = True
-        return Event(kind=EventKind.REPLAN, lease_id=subscriber.sight.lease.id, at=now, note=decision.action.reason)
+        return Event(kind=EventKind.REPLAN, lease_id=subscriber.sight.lease.id, at=now, note=why)
 
 
 def _by_region(sights: Iterable[Sight]) -> dict[str, list[Sight]]:

@@ -254,11 +254,17 @@ class JobStore:
         lines = "".join(point.model_dump_json() + "\n" for point in points)
         self.objects.put(f"{self.attempt_root(number)}/metrics/{index:08d}.jsonl", lines.encode())
 
-    def metrics(self, number: int, after: int = -1) -> list[tuple[int, list[MetricPoint]]]:
-        """The chunks of attempt `number`'s metrics with an index above `after`, in order, with their index."""
+    def metrics(self, number: int, after: int = -1, most: int | None = None) -> list[tuple[int, list[MetricPoint]]]:
+        """The chunks of attempt `number`'s metrics with an index above `after`, in order, with their index.
+
+        Args:
+            number: the attempt's.
+            after: index of the last chunk that is known already.
+            most: read no more than so many; None: all.
+        """
         return [
             (index, [MetricPoint.model_validate_json(line) for line in self.objects.get(key).splitlines()])
-            for index, key in self._chunks(f"{self.attempt_root(number)}/metrics", after)
+            for index, key in self._chunks(f"{self.attempt_root(number)}/metrics", after)[:most]
         ]
 
     def write_log(self, number: int, index: int, text: str) -> None:
@@ -273,8 +279,11 @@ class JobStore:
         ]
 
     def _chunks(self, prefix: str, after: int) -> list[tuple[int, str]]:
-        found = ((int(stat.key.rsplit("/", 1)[1].split(".")[0]), stat.key) for stat in self.objects.scan(prefix))
-        return sorted(pair for pair in found if pair[0] > after)
+        # Names have a fixed width, so "/00000007~" sorts after chunk 7, whatever its suffix, and before chunk 8.
+        known = f"{prefix}/{after:08d}~" if after >= 0 else None
+        return sorted(
+            (int(stat.key.rsplit("/", 1)[1].split(".")[0]), stat.key) for stat in self.objects.scan(prefix, known)
+        )
 
     # Who may write, and which checkpoints are whole.
 

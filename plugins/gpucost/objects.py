@@ -151,11 +151,16 @@ class Objects:
                 raise Conflict(f"{key} was changed by somebody else")
             self.put(key, data)
 
-    def scan(self, prefix: str) -> Iterator[Stat]:
-        """Every object whose key lies under the folder `prefix`, in no promised order."""
+    def scan(self, prefix: str, after: str | None = None) -> Iterator[Stat]:
+        """Every object whose key lies under the folder `prefix`, in no promised order.
+
+        Args:
+            prefix: the folder.
+            after: only keys that sort after this one; a store does not even list the others.
+        """
         import obstore
 
-        for chunk in obstore.list(self._store, prefix=prefix):
+        for chunk in obstore.list(self._store, prefix=prefix, offset=after):
             for meta in chunk:
                 yield Stat(meta["path"], meta["size"], str(meta["e_tag"]), meta["last_modified"])
 

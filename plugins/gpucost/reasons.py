@@ -85,7 +85,10 @@ RULES: dict[Reason, Rule] = {
     Reason.NO_CAPACITY: Rule(Then.ASK_AGAIN, leave_out_hours=0.25),
     Reason.PRICE_TOO_LOW: Rule(Then.ASK_AGAIN, leave_out_hours=0.25, advice="raise price_cap, or wait"),
     Reason.QUOTA: Rule(
-        Then.FAIL, alert=True, advice="ask the provider to raise the quota that the message names, or use other pools"
+        Then.ASK_AGAIN,
+        leave_out_hours=24,
+        alert=True,
+        advice="ask the provider to raise the quota that the message names, or use other pools",
     ),
     Reason.THROTTLED: Rule(Then.ASK_AGAIN),
     Reason.CLOUD_ERROR: Rule(Then.ASK_AGAIN),

@@ -77,6 +77,11 @@ class World:
             tracker=tracker,
         )
 
+    def begin(self, job_id: JobId = TASK, *, owner: str = "me", **changes: Any) -> str:
+        """A try of the job's task writes down what is wanted; returns the job's key."""
+        self.services.jobs.begin(job_id, wanted(**changes), owner, 3, self.clock.now())
+        return job_id.key
+
     def pass_hours(self, hours: float) -> None:
         """Let time pass."""
         self.hand.advance(timedelta(hours=hours))

@@ -139,10 +139,10 @@ def test_attempts_are_child_runs_made_once_and_do_not_hide_the_job(server: str, 
 
 def test_no_step_is_logged_twice_after_resending_and_resuming(server: str, tracker: Tracker) -> None:
     run_id = job_run(tracker, "job-steps")
-    assert tracker.log_points(run_id, points(0, 2499), after_step=-1) == 2499
-    assert tracker.log_points(run_id, points(0, 2499), after_step=-1) == 2499, "the answer was lost: sent again"
+    assert tracker.log_points(run_id, points(0, 2499), {}) == {"loss": 2499}
+    assert tracker.log_points(run_id, points(0, 2499), {}) == {"loss": 2499}, "the answer was lost: sent again"
     resumed = points(2400, 2600, at=START + timedelta(hours=2))
-    assert tracker.log_points(run_id, resumed, after_step=2499) == 2600
+    assert tracker.log_points(run_id, resumed, {"loss": 2499}) == {"loss": 2600}
     steps = [metric["step"] for metric in history(server, run_id, "loss")]
     assert sorted(steps) == list(range(2601))
     assert history(server, run_id, "loss")[7]["timestamp"] == int((START + timedelta(seconds=7)).timestamp() * 1000)
@@ -151,7 +151,7 @@ def test_no_step_is_logged_twice_after_resending_and_resuming(server: str, track
 def test_a_loss_that_is_no_number_and_an_odd_name_hold_nothing_back(server: str, tracker: Tracker) -> None:
     run_id = job_run(tracker, "job-nan")
     values = {"loss": math.nan, "up": math.inf, "acc@1/é": 0.5, "../x": 1.0, "/abs//y": 2.0, ".": 3.0}
-    assert tracker.log_points(run_id, [MetricPoint(step=3, at=START, values=values)], after_step=-1) == 3
+    assert set(tracker.log_points(run_id, [MetricPoint(step=3, at=START, values=values)], {}).values()) == {3}
     assert math.isnan(float(history(server, run_id, "loss")[0]["value"]))
     assert len(run_of(server, run_id)["data"]["metrics"]) == len(values)
 
@@ -203,7 +203,7 @@ def test_nobody_there_is_said_within_seconds() -> None:
         with pytest.raises(TrackingAway, match="did not answer GET"):
             job_run(tracker, "job-away")
         with pytest.raises(TrackingAway):
-            tracker.log_points("run", points(0, 1), after_step=-1)
+            tracker.log_points("run", points(0, 1), {})
     assert time.monotonic() - began < 3
 
 

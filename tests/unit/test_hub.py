@@ -12,8 +12,9 @@ import pytest
 
 from gpucost import hub as hub_module
 from gpucost.capacity.buyer import Buyer
-from gpucost.capacity.lease import Lease, LeaseState
+from gpucost.capacity.lease import Attempt, Lease, LeaseState
 from gpucost.capacity.providers.base import Machine, ProviderError
+from gpucost.db.engine import Database
 from gpucost.hub import BOOT_SECONDS, SILENCE_SECONDS, UNSEEN_SECONDS, Hub, Sight, judge
 from gpucost.job import JobId
 from gpucost.jobstore import Command, Control, Heartbeat, Phase
@@ -22,6 +23,7 @@ from gpucost.money import InstanceHourPrice
 from gpucost.reasons import Reason
 from tests.fakes.provider import pool, quote
 from tests.fakes.rooms import START, TASK, World, wanted
+from tests.fakes.tracker import FakeTracker
 
 LEASE = Lease(
     id="lease-1",
@@ -111,7 +113,7 @@ def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def buy(world: World, task: JobId = TASK) -> Lease:
     """A job with one running machine."""
-    world.services.jobs.begin(task, wanted(), world.clock.now())
+    world.services.jobs.begin(task, wanted(), "me", 3, world.clock.now())
     buyer: Buyer = world.services.buyer
     expires = START + timedelta(hours=20)
     lease = buyer.intend(task.key, 1, quote(pool(), "0.30", START), InstanceHourPrice(amount="1"), "me", expires)
@@ -253,7 +255,7 @@ def test_a_store_that_is_away_makes_no_node_silent(world: World) -> None:
     lease = buy(world)
     etags = world.objects.scan
 
-    def away(prefix: str) -> Any:
+    def away(prefix: str, after: str | None = None) -> Any:
         raise OSError("503 Slow Down")
 
     async def scenario(hub: Hub, seconds: Monotonic) -> Event:
@@ -271,6 +273,91 @@ def test_a_store_that_is_away_makes_no_node_silent(world: World) -> None:
         return await task
 
     assert run(scenario, world).kind is EventKind.SILENT
+
+
+def test_a_store_that_is_away_from_the_start_makes_no_new_node_late(world: World) -> None:
+    lease = buy(world)
+    scan = world.objects.scan
+
+    def away(prefix: str, after: str | None = None) -> Any:
+        raise OSError("503 Slow Down")
+
+    async def scenario(hub: Hub, seconds: Monotonic) -> Event:
+        world.objects.scan = away  # type: ignore[method-assign]
+        task = watch(hub, lease)
+        for _ in range(4):
+            await rounds(world)
+            seconds.now += BOOT_SECONDS / 2
+        world.objects.scan = scan  # type: ignore[method-assign]
+        await rounds(world)
+        assert not task.done(), "its heartbeats may have been there all the time"
+        seconds.now += BOOT_SECONDS + 1
+        return await task
+
+    assert run(scenario, world).kind is EventKind.SILENT
+
+
+def test_a_look_that_takes_long_makes_no_node_silent(world: World) -> None:
+    leases = [buy(world, TASK.model_copy(update={"map_index": number})) for number in range(13)]
+    services = world.services
+    read, describe = services.live.read, world.provider.describe
+
+    async def scenario(hub: Hub, seconds: Monotonic) -> list[bool]:
+        def slow_read(live: Any, lease_id: str) -> Any:
+            seconds.now += 10.0
+            return read(lease_id)
+
+        def slow_describe(region: str, ids: Any) -> Any:
+            seconds.now += SILENCE_SECONDS
+            for lease in leases:
+                world.beat(lease.id, step=1)
+            return describe(region, ids)
+
+        tasks = [watch(hub, lease) for lease in leases]
+        world.provider.describe = slow_describe  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(services.live), "read", slow_read)
+            await rounds(world, 4)
+        done = [task.done() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        return done
+
+    assert run(scenario, world) == [False] * 13, "fresh heartbeats were read in every round"
+
+
+def test_an_mlflow_that_hangs_holds_up_no_watch(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "ROUND_SECONDS", 0.002)
+    tracker = FakeTracker()
+    world = World(database, tracker=tracker)
+    leases = [buy(world, TASK.model_copy(update={"map_index": number})) for number in range(13)]
+    for lease in leases:
+        world.services.leases.begin_attempt(Attempt(job=lease.job, number=1, started_at=START))
+    tracker.open.clear()
+
+    async def scenario(hub: Hub, seconds: Monotonic) -> Event:
+        tasks = [watch(hub, lease) for lease in leases]
+        for step in range(1, 4):
+            for lease in leases:
+                world.beat(lease.id, step=step)
+                world.upload_metrics(lease.id, step)
+            await rounds(world)
+        assert tracker.calls > 0, "MLflow was asked, and hangs"
+        assert tracker.points == []
+        assert not any(task.done() for task in tasks)
+        world.provider.interrupt(str(leases[7].instance_id))
+        event = await tasks[7]
+        tracker.open.set()
+        while len(tracker.points) < 3 * 13:
+            for lease in leases:
+                world.beat(lease.id, step=4)
+            await rounds(world)
+        for task in tasks:
+            task.cancel()
+        return event
+
+    event = run(scenario, world)
+    assert (event.kind, event.lease_id) == (EventKind.OVER, leases[7].id)
 
 
 def test_a_bad_round_does_not_end_the_watch(world: World) -> None:

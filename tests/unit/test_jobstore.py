@@ -226,6 +226,7 @@ def test_chunks_come_in_order_whatever_order_they_were_written_in(store: JobStor
         store.write_log(1, index, f"line {index}\n")
     assert [index for index, _ in store.metrics(1)] == [0, 1, 2, 10]
     assert [points[0].step for _, points in store.metrics(1, after=1)] == [2, 10]
+    assert [index for index, _ in store.metrics(1, after=0, most=2)] == [1, 2]
     assert "".join(text for _, text in store.log(1)) == "line 0\nline 1\nline 2\nline 10\n"
     assert store.log(1, after=10) == store.metrics(2) == []
 

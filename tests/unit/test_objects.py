@@ -79,6 +79,14 @@ def test_a_scan_shows_one_folder_with_sizes_and_versions(objects: Objects) -> No
     assert again["live/two.json"] == found["live/two.json"].etag
 
 
+def test_a_scan_may_begin_after_a_key_whether_there_is_such_an_object_or_not(objects: Objects) -> None:
+    for name in ("1.txt", "2.txt", "3.txt"):
+        objects.put(f"log/{name}", b"")
+    objects.put("zoo/1.txt", b"")
+    for after, left in (("log/1.txt", {"log/2.txt", "log/3.txt"}), ("log/2~", {"log/3.txt"}), ("log/9", set())):
+        assert {stat.key for stat in objects.scan("log", after)} == left
+
+
 def test_of_many_who_count_at_once_none_is_lost(objects: Objects) -> None:
     objects.put("count", b"0")
 

@@ -12,11 +12,18 @@ def test_every_reason_has_its_row() -> None:
     assert set(RULES) == set(Reason)
 
 
-@pytest.mark.parametrize("reason", [Reason.QUOTA, Reason.NOT_AUTHORIZED, Reason.BAD_REQUEST])
+@pytest.mark.parametrize("reason", [Reason.NOT_AUTHORIZED, Reason.BAD_REQUEST])
 def test_what_only_a_person_can_mend_fails_at_once_alerts_and_says_what_to_do(reason: Reason) -> None:
     rule = rule_for(reason)
     assert (rule.then, rule.alert) == (Then.FAIL, True)
     assert rule.advice
+
+
+def test_a_quota_leaves_its_pools_out_for_long_alerts_and_says_what_to_do() -> None:
+    rule = rule_for(Reason.QUOTA)
+    assert (rule.then, rule.alert) == (Then.ASK_AGAIN, True)
+    assert rule.leave_out_hours == max(other.leave_out_hours for other in RULES.values())
+    assert "quota" in rule.advice
 
 
 @pytest.mark.parametrize(

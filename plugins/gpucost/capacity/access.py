@@ -48,9 +48,11 @@ class RoleAccess:
 
 _SCRIPT = """#!/bin/bash
 # A gpucost node: fetch the agent, run it, end the machine. Which job, the instance's tags say.
-trap 'shutdown -h now' EXIT
+# The agent's watchdog uses the same command, should the agent not end by itself.
+export GPUCOST_SHUTDOWN='shutdown -h now'
+trap "$GPUCOST_SHUTDOWN" EXIT
 export GPUCOST_STORE_URL={url} GPUCOST_STORE_ENDPOINT={endpoint} GPUCOST_STORE_REGION={region}
-python3 - {bucket} {agent} <<'FETCH' || exit 1
+timeout -k 10 300 python3 - {bucket} {agent} <<'FETCH' || exit 1
 import os, sys, boto3
 s3 = boto3.client("s3", endpoint_url=os.environ["GPUCOST_STORE_ENDPOINT"] or None,
                   region_name=os.environ["GPUCOST_STORE_REGION"])

@@ -8,8 +8,8 @@ lease whose job still runs and whose time is not up.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from gpucost.capacity.access import TAG_LEASE
 from gpucost.capacity.buyer import Buyer
@@ -19,6 +19,9 @@ from gpucost.capacity.store import LeaseStore, NotOwner
 from gpucost.clock import Clock
 from gpucost.money import InstanceHourPrice
 from gpucost.reasons import Reason
+
+GRACE = timedelta(minutes=30)
+"""A job's own task ends its machine at the expiry, and asks until the cloud confirms; the reaper comes this later."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Finding:
         instance_id: the machine, if one is known.
         why: what is wrong with it.
         at_stake: what it costs per instance-hour while it stays; None where that is not known.
-        ended: the lease as it stands after the reaper acted; None for a machine without a lease, or in a dry run.
+        owner: who held the lease when it was found; whoever takes it over afterwards has decided to go on with it.
+        ended: the lease as it stands after the reaper acted; None for a machine without a lease, or one left alone.
     """
 
     lease_id: str | None
@@ -38,6 +42,7 @@ class Finding:
     region: str
     why: str
     at_stake: InstanceHourPrice | None
+    owner: str | None = None
     ended: Lease | None = None
 
 
@@ -57,28 +62,48 @@ class Reaper:
         self._clock = clock
         self._regions = tuple(regions)
         self._buyer = Buyer(provider, store, clock)
-        self._owner = new_owner_token()
+        self.owner = new_owner_token()
 
-    def find(self, jobs_over: Iterable[str]) -> list[Finding]:
-        """What should not be there; nothing is changed.
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Where it looks for machines with our tag."""
+        return self._regions
+
+    def overdue(self, jobs_over: Iterable[str]) -> list[Finding]:
+        """Open leases that should not be there; nothing is changed.
 
         Args:
             jobs_over: keys of jobs that have ended.
         """
         over = frozenset(jobs_over)
-        now = self._clock.now()
-        open_leases = self._store.open()
-        found = [
-            Finding(lease.id, lease.instance_id, lease.pool.region, why, lease.price)
-            for lease in open_leases
-            if (why := _overdue(lease, now, over))
+        return [
+            Finding(lease.id, lease.instance_id, lease.pool.region, why, lease.price, lease.owner)
+            for lease in self._store.open()
+            if (why := self._overdue(lease, over))
         ]
-        known = {lease.id for lease in open_leases}
-        for region in self._regions:
-            found += [
-                _stray(machine) for machine in self._provider.owned(region) if machine.tags[TAG_LEASE] not in known
-            ]
-        return found
+
+    def _overdue(self, lease: Lease, over: frozenset[str]) -> str | None:
+        if lease.job in over:
+            return "its job is over"
+        late = self._clock.now() - GRACE
+        if lease.expires_at < late:
+            return f"it was to end by {lease.expires_at:%Y-%m-%d %H:%M} UTC"
+        asked, event, _ = self._store.history(lease.id)[-1]
+        if event == LeaseState.TERMINATING and asked < late:
+            return f"its end was asked for at {asked:%Y-%m-%d %H:%M} UTC and is not confirmed"
+        return None
+
+    def strays(self, region: str) -> list[Finding]:
+        """Machines in `region` that carry our tag but belong to no open lease; nothing is changed.
+
+        Raises:
+            ProviderError: the region cannot be asked.
+        """
+        # Machines first, leases second: an intent is in the books before its machine is bought, so that one bought
+        # between the two looks is never taken for a stray.
+        machines = self._provider.owned(region)
+        known = {lease.id for lease in self._store.open()}
+        return [_stray(machine) for machine in machines if machine.tags.get(TAG_LEASE) not in known]
 
     def end(self, finding: Finding) -> Finding:
         """End one finding; call it again until the cloud confirms."""
@@ -86,24 +111,15 @@ class Reaper:
             self._provider.terminate(finding.region, [finding.instance_id] if finding.instance_id else [])
             return finding
         lease = self._store.get(finding.lease_id)
+        if lease.owner not in (finding.owner, self.owner):
+            return finding
         try:
-            if lease.owner != self._owner:
-                lease = self._store.adopt(lease, self._owner, self._clock.now())
+            if lease.owner != self.owner:
+                lease = self._store.adopt(lease, self.owner, self._clock.now())
             lease = self._buyer.release(lease, Reason.CANCELLED)
         except NotOwner:
-            # Somebody took it over at this moment and will decide; the next round looks again.
-            lease = self._store.get(finding.lease_id)
-        return Finding(lease.id, lease.instance_id, finding.region, finding.why, finding.at_stake, ended=lease)
-
-
-def _overdue(lease: Lease, now: datetime, over: frozenset[str]) -> str | None:
-    if lease.job in over:
-        return "its job is over"
-    if lease.state is LeaseState.TERMINATING:
-        return "its end was asked for and not confirmed"
-    if now > lease.expires_at:
-        return f"it was to end by {lease.expires_at:%Y-%m-%d %H:%M} UTC"
-    return None
+            return finding
+        return replace(finding, instance_id=lease.instance_id, ended=lease)
 
 
 def _stray(machine: Machine) -> Finding:

@@ -43,6 +43,11 @@ class Site(_Setting):
     subnets: dict[str, str] = Field(default_factory=dict, description="Zone name -> subnet id; empty: default subnets.")
     security_groups: tuple[str, ...] = ()
     role: str | None = Field(default=None, description="Instance profile that lets nodes reach the store.")
+    root_device: str = Field(
+        default="/dev/xvda",
+        pattern=r"^/dev/\w+$",
+        description="The image's RootDeviceName; another name adds a second disk.",
+    )
     volume_gib: int = Field(default=100, ge=8, description="Size of the root disk, GiB.")
     instance_types: dict[str, ListPrice] = Field(min_length=1, description="Type -> on-demand list price.")
     store: StoreSettings

@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session
 
 from gpucost.capacity.lease import ALLOWED, Allocation, Attempt, Lease, LeaseState
 from gpucost.db.engine import Database
-from gpucost.db.tables import AllocationRow, AttemptRow, LeaseEventRow, LeaseRow
+from gpucost.db.tables import AllocationRow, AttemptRow, JobRow, LeaseEventRow, LeaseRow
 from gpucost.market.pool import CapacityType, Pool
 from gpucost.money import InstanceHourPrice
-from gpucost.reasons import Reason
+from gpucost.reasons import RULES, Reason
 
 
 class NotOwner(RuntimeError):
@@ -36,8 +36,20 @@ class LeaseStore:
         self._db = database
 
     def intend(self, lease: Lease) -> None:
-        """Write the intent, before the cloud is called."""
+        """Write the intent, before the cloud is called.
+
+        Raises:
+            NotOwner: another try works on the job now, or it has ended; nothing may be bought for it.
+        """
         with self._db.transaction() as session:
+            # Writing the owner to itself locks the row: no other try can take the job over before the intent is there.
+            held = session.execute(
+                update(JobRow)
+                .where(JobRow.key == lease.job, JobRow.owner == lease.owner, JobRow.ended_at.is_(None))
+                .values(owner=lease.owner)
+            )
+            if held.rowcount != 1:  # type: ignore[attr-defined]
+                raise NotOwner(f"job {lease.job}: {lease.owner} does not work on it any more; nothing was bought")
             session.add(_row(lease))
             session.flush()
             session.add(
@@ -134,9 +146,20 @@ class LeaseStore:
             conditions.append(LeaseRow.job == job)
         return self._select(*conditions)
 
+    def unsettled(self) -> list[Lease]:
+        """Leases whose machine is gone, while nobody has written down how their attempt ended."""
+        with self._db.transaction() as session:
+            rows = session.scalars(
+                select(LeaseRow)
+                .join(AttemptRow, (AttemptRow.job == LeaseRow.job) & (AttemptRow.number == LeaseRow.attempt))
+                .where(LeaseRow.state == str(LeaseState.TERMINATED), AttemptRow.ended_at.is_(None))
+                .order_by(LeaseRow.requested_at)
+            ).all()
+            return [_lease(row) for row in rows]
+
     def refused_since(self, since: datetime) -> list[tuple[Lease, datetime]]:
         """Leases that ended without our wish since then, with the moment: pools to leave out for a while."""
-        ended = [str(Reason.NO_CAPACITY), str(Reason.PRICE_TOO_LOW), str(Reason.INTERRUPTED), str(Reason.NODE_LOST)]
+        ended = [str(reason) for reason, rule in RULES.items() if rule.leave_out_hours > 0]
         with self._db.transaction() as session:
             rows = session.execute(
                 select(LeaseRow, LeaseEventRow.at)

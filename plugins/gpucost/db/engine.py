@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.orm import Session, sessionmaker
 
+if TYPE_CHECKING:
+    from alembic.script import ScriptDirectory
+
 MIGRATIONS = Path(__file__).parent / "migrations"
+VERSION_TABLE = "gpucost_alembic_version"
+
+MIGRATION_LOCK = 0x67707563_6F7374
+"""Key of PostgreSQL's advisory lock under which the schema changes: the letters of our name."""
+
+_migrating = threading.Lock()
+"""Alembic keeps its state in module variables: one migration at a time in a process."""
+
+
+class DatabaseTooNew(RuntimeError):
+    """A newer release has changed the schema; this one does not know what it means now."""
 
 
 class Database:
@@ -31,19 +47,47 @@ class Database:
             yield session
 
     def migrate(self, revision: str = "head") -> None:
-        """Bring the schema to `revision`; nothing happens when it is there already."""
+        """Bring the schema to `revision`; nothing happens when it is there already.
+
+        Raises:
+            DatabaseTooNew: the schema is at a revision that this release does not have.
+        """
         from alembic import command
         from alembic.config import Config
+        from alembic.script import ScriptDirectory
 
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
-        with self.engine.begin() as connection:
+        script = ScriptDirectory.from_config(config)
+        with _migrating, self.engine.begin() as connection:
+            if _revision(connection) == script.as_revision_number(revision):
+                return
+            if connection.dialect.name == "postgresql":
+                # Two first tasks at once: the second waits here, and then finds the work done. SQLite's transaction
+                # holds the write lock already.
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            _refuse_newer(script, _revision(connection))
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
 
     def close(self) -> None:
         """Give back the connections."""
         self.engine.dispose()
+
+
+def _revision(connection: Connection) -> str | None:
+    from alembic.migration import MigrationContext
+
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
+
+def _refuse_newer(script: ScriptDirectory, found: str | None) -> None:
+    known = {revision.revision for revision in script.walk_revisions()}
+    if found is not None and found not in known:
+        raise DatabaseTooNew(
+            f"gpucost's database: got revision {found!r}, expected one up to {script.get_current_head()!r}; a newer "
+            "gpucost has changed it: install that release here too (scheduler, workers and triggerer alike)"
+        )
 
 
 def _engine(url: str) -> Engine:

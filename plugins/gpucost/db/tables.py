@@ -41,6 +41,8 @@ class JobRow(Base):
     task_id: Mapped[str] = mapped_column(String(250))
     map_index: Mapped[int]
     generation: Mapped[int]
+    owner: Mapped[str] = mapped_column(String(64))
+    tries_allowed: Mapped[int]
     name: Mapped[str] = mapped_column(String(100))
     project: Mapped[str] = mapped_column(String(64))
     team: Mapped[str] = mapped_column(String(64))
@@ -51,7 +53,9 @@ class JobRow(Base):
     ended_at: Mapped[datetime | None]
     reason: Mapped[str | None] = mapped_column(String(40))
     mlflow_run_id: Mapped[str | None] = mapped_column(String(64))
-    logged_step: Mapped[int] = mapped_column(default=-1)
+    logged_attempt: Mapped[int] = mapped_column(default=0)
+    logged_chunk: Mapped[int] = mapped_column(default=-1)
+    logged_steps: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
     __table_args__ = (UniqueConstraint("dag_id", "run_id", "task_id", "map_index", "generation"),)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from airflow.sdk import BaseHook
 
 from gpucost import settings
 
 if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
     from gpucost.lifecycle.opening import AwsAccess, Connections
     from gpucost.lifecycle.services import Services
 
@@ -21,7 +24,8 @@ class GpuCostHook(BaseHook):
         aws_conn_id: AWS connection for buying (login, password, or none of both for the default chain; extra
             `region_name`, `endpoint_url`, `profile_name`).
         store_conn_id: AWS connection for the object store (extra `bucket`, `prefix`, and as above).
-        mlflow_conn_id: HTTP connection to MLflow; None: nothing is tracked.
+        mlflow_conn_id: HTTP connection to MLflow (login and password for basic authentication, a password alone as
+            bearer token); None: nothing is tracked.
     """
 
     conn_name_attr = "db_conn_id"
@@ -64,11 +68,21 @@ class GpuCostHook(BaseHook):
             aws=self._aws(self.aws_conn_id),
             store=self._aws(self.store_conn_id),
             store_url=self._store_url(),
-            mlflow_uri=self._mlflow_uri(self.mlflow_conn_id) if self.mlflow_conn_id else None,
+            **(self._mlflow(self.mlflow_conn_id) if self.mlflow_conn_id else {}),
         )
 
+    def _connection(self, conn_id: str) -> Connection:
+        from airflow.sdk.exceptions import AirflowNotFoundException
+
+        try:
+            return self.get_connection(conn_id)
+        except AirflowNotFoundException as missing:
+            raise ValueError(
+                f"connection {conn_id}: there is none; add it, or set AIRFLOW_CONN_{conn_id.upper()}"
+            ) from missing
+
     def _extra(self, conn_id: str, name: str, expected: str) -> str:
-        value = self.get_connection(conn_id).extra_dejson.get(name)
+        value = self._connection(conn_id).extra_dejson.get(name)
         if not value:
             raise ValueError(
                 f"connection {conn_id}: extra has no {name}, expected {expected}; add it to the connection"
@@ -80,8 +94,14 @@ class GpuCostHook(BaseHook):
 
         from gpucost.lifecycle.opening import AwsAccess
 
-        connection = self.get_connection(conn_id)
+        connection = self._connection(conn_id)
         extra = connection.extra_dejson
+        if bool(connection.login) != bool(connection.password):
+            missing, given = ("password", "login") if connection.login else ("login", "password")
+            raise ValueError(
+                f"connection {conn_id}: {missing} is empty, expected one with its {given}; "
+                "give both (access key and secret key), or none for the default chain"
+            )
         return AwsAccess(
             access_key=connection.login or None,
             secret_key=SecretStr(connection.password) if connection.password else None,
@@ -93,12 +113,33 @@ class GpuCostHook(BaseHook):
 
     def _store_url(self) -> str:
         bucket = self._extra(self.store_conn_id, "bucket", "the bucket's name")
-        prefix = str(self.get_connection(self.store_conn_id).extra_dejson.get("prefix", "")).strip("/")
+        prefix = str(self._connection(self.store_conn_id).extra_dejson.get("prefix", "")).strip("/")
         return f"s3://{bucket}/{prefix}".rstrip("/")
 
-    def _mlflow_uri(self, conn_id: str) -> str:
-        connection = self.get_connection(conn_id)
+    def _mlflow(self, conn_id: str) -> dict[str, Any]:
+        from pydantic import SecretStr
+
+        connection = self._connection(conn_id)
         host = connection.host or ""
+        if not host:
+            raise ValueError(
+                f"connection {conn_id}: host is empty, expected MLflow's address such as http://mlflow.example:5000; "
+                "fill it in"
+            )
         if "://" not in host:
             host = f"{connection.schema or 'http'}://{host}"
-        return f"{host}:{connection.port}" if connection.port else host
+        parts = urlsplit(host)
+        # A login may also be written into the address, where it would be shown.
+        plain = parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]).geturl()
+        login = connection.login or unquote(parts.username or "") or None
+        password = connection.password or unquote(parts.password or "")
+        if login and not password:
+            raise ValueError(
+                f"connection {conn_id}: password is empty, expected one with its login; "
+                "give both, a password alone as bearer token, or none where MLflow asks for none"
+            )
+        return {
+            "mlflow_uri": f"{plain}:{connection.port}" if connection.port else plain,
+            "mlflow_login": login,
+            "mlflow_password": SecretStr(password) if password else None,
+        }

@@ -29,4 +29,4 @@ def is_wanted(job_id: JobId) -> bool:
     )
     states = answer.get(job_id.run_id, {})
     name = job_id.task_id if job_id.map_index < 0 else f"{job_id.task_id}_{job_id.map_index}"
-    return name in states and str(states[name] or "cleared") not in OVER
+    return name in states and states[name] not in OVER

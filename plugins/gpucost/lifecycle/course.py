@@ -8,40 +8,26 @@ what was bought is adopted, what was asked is asked under the same token, what w
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 from gpucost.bundle import pack_code
 from gpucost.capacity.buyer import may_ask_elsewhere
 from gpucost.capacity.lease import Attempt, Lease, LeaseState
 from gpucost.capacity.providers.base import ProviderError
+from gpucost.capacity.store import NotOwner
 from gpucost.job import JobId, TrainingJob
 from gpucost.jobstore import AttemptRecord, Command, JobSpec, Member
-from gpucost.ledger.books import Books
 from gpucost.lifecycle import settlement, tracking
-from gpucost.lifecycle.progress import read_progress
+from gpucost.lifecycle.planning import TICK, decide
 from gpucost.lifecycle.services import Services
 from gpucost.lifecycle.steps import CourseEnded, Event, EventKind, Finished, Pause, Step, Watch
-from gpucost.market.pool import CapacityType, Pool
-from gpucost.market.quote import PricePoint
-from gpucost.money import Money
-from gpucost.placement.planner import (
-    Alternative,
-    BudgetTooSmall,
-    DeadlineImpossible,
-    NoPoolFits,
-    Plan,
-    Situation,
-    plan,
-)
-from gpucost.placement.policies.protocol import ActionKind, Mode
-from gpucost.placement.policies.registry import make_policy
+from gpucost.placement.planner import Alternative, Plan
+from gpucost.placement.policies.protocol import ActionKind
 from gpucost.reasons import Reason, Then, rule_for
 
 log = logging.getLogger(__name__)
-
-TICK = timedelta(minutes=5)
-"""How often a decision is taken anew while waiting or running, on the job's clock."""
 
 EXPIRY_FACTOR = 1.5
 EXPIRY_MARGIN = timedelta(hours=1)
@@ -74,15 +60,23 @@ class Course:
         self._policy = policy
         self._store = services.store(self.key)
 
-    def begin(self, code_folder: Path) -> None:
-        """Write down what is wanted and put the code where nodes find it; again after a crash or a clear."""
-        now = self.services.clock.now()
+    def begin(self, code_folder: Path, tries_allowed: int = 0) -> None:
+        """Take the job over, write down what is wanted, and put the code where nodes find it.
+
+        Again after a crash or a clear; from here on whatever an earlier try still attempts is refused.
+
+        Args:
+            code_folder: the program's folder.
+            tries_allowed: Airflow's `max_tries`.
+
+        Raises:
+            ValueError: the code or a field is wrong; nothing was bought for this try.
+        """
         digest, data = pack_code(code_folder)
         if not (code_folder / self.job.program).is_file():
-            raise CourseEnded(
-                Reason.BAD_PROGRAM, f"program: {self.job.program!r} is not in {str(code_folder)!r}; nothing was bought"
-            )
-        self.services.jobs.begin(self.job_id, self.job, now)
+            raise ValueError(f"program: {self.job.program!r} is not in {str(code_folder)!r}, expected a file there")
+        _refuse_what_is_not_there_yet(self.job)
+        self.services.jobs.begin(self.job_id, self.job, self.owner, tries_allowed, self.services.clock.now())
         self._store.write_code(digest, data)
         self._store.write_spec(self._spec(digest))
         tracking.job_began(self.services, self.job_id, self.job)
@@ -92,11 +86,43 @@ class Course:
 
         Raises:
             CourseEnded: nothing can be bought in time, for the money, or at all.
+            NotOwner: another try works on the job now; leave it alone.
         """
+        self._make_sure_it_is_ours()
+        return self._ending_well(self._pursue)
+
+    def handle(self, event: Event) -> Step:
+        """Act on what a watcher saw.
+
+        Raises:
+            CourseEnded: the attempt or the job failed.
+            NotOwner: another try works on the job now; leave it alone.
+        """
+        log.info("Event: %s %s", event.kind, event.note)
+        self._make_sure_it_is_ours()
+        if event.kind is EventKind.TIME or event.lease_id is None:
+            return self._ending_well(self._pursue)
+        lease = self.services.leases.get(event.lease_id)
+        if lease.owner != self.owner:
+            raise NotOwner(f"lease {lease.id}: held by another try, not by {self.owner}")
+        if event.kind is EventKind.REPLAN:
+            self.ask(lease, Command.SAVE_AND_STOP, event.note)
+            return Watch(lease_id=lease.id, owner=self.owner)
+        return self._ending_well(lambda: self._settle(lease, event))
+
+    def _ending_well(self, step: Callable[[], Step]) -> Step:
+        """Take a step; pause while the cloud is away, and close the books of a job that fails."""
         try:
-            return self._pursue()
+            return step()
         except ProviderError as error:
-            return self._ask_later(error)
+            if may_ask_elsewhere(error):
+                return self._ask_later(error)
+            ended = CourseEnded(error.reason, str(error))
+        except CourseEnded as failed:
+            ended = failed
+        if not self.services.leases.open(self.key):
+            settlement.finish(self.services, self.key, self.owner, ended.reason)
+        raise ended
 
     def _pursue(self) -> Step:
         for lease in self.services.leases.open(self.key):
@@ -110,24 +136,9 @@ class Course:
             return self._settle(unsettled, None)
         return self._plan_and_buy()
 
-    def handle(self, event: Event) -> Step:
-        """Act on what a watcher saw.
-
-        Raises:
-            CourseEnded: the attempt or the job failed.
-            NotOwner: another try holds the job now; leave it alone.
-        """
-        log.info("Event: %s %s", event.kind, event.note)
-        if event.kind is EventKind.TIME or event.lease_id is None:
-            return self.pursue()
-        lease = self.services.leases.get(event.lease_id)
-        if event.kind is EventKind.REPLAN:
-            self.ask(lease, Command.SAVE_AND_STOP, event.note)
-            return Watch(lease_id=lease.id, owner=self.owner)
-        try:
-            return self._settle(lease, event)
-        except ProviderError as error:
-            return self._ask_later(error)
+    def _make_sure_it_is_ours(self) -> None:
+        if self.services.jobs.owner(self.key) != self.owner:
+            raise NotOwner(f"job {self.key}: another try works on it now, not {self.owner}")
 
     def ask(self, lease: Lease, command: Command, why: str) -> None:
         """Ask something of the running attempt through its control object."""
@@ -153,19 +164,33 @@ class Course:
         if unsettled is not None:
             settlement.settle_attempt(self.services, self.key, unsettled)
         if len(mine) == len(leases) and self.services.jobs.ended_as(self.key) is None:
-            settlement.finish(self.services, self.key, reason)
+            settlement.finish(self.services, self.key, self.owner, reason)
         return True
 
-    def assess(self, lease: Lease) -> Plan:
-        """What the policy would do now, with the job running on `lease`."""
-        mode = Mode.SPOT if lease.pool.capacity_type is CapacityType.SPOT else Mode.ON_DEMAND
-        return self._plan(mode, lease.pool)
+    def reason_to_leave(self, lease: Lease) -> str | None:
+        """Why the job should save and leave the machine that it runs on; None: it stays.
+
+        Raises:
+            CourseEnded: it cannot be told now.
+            ProviderError: likewise.
+        """
+        try:
+            decision = decide(self.services, self.key, self.job, self._policy, running=lease.pool)
+        except CourseEnded as ended:
+            if ended.reason is not Reason.BUDGET_EXHAUSTED:
+                raise
+            return str(ended)
+        if decision.action.kind in (ActionKind.STAY, ActionKind.WAIT):
+            self.services.jobs.remember(self.key, decision.policy_state)
+            return None
+        self.services.jobs.place(self.key, decision, self.services.clock.now())
+        return decision.action.reason
 
     # Planning and buying.
 
     def _plan_and_buy(self) -> Step:
         for _ in range(MAX_TRIES_AT_ONCE):
-            decision = self._plan(Mode.IDLE, None)
+            decision = decide(self.services, self.key, self.job, self._policy)
             now = self.services.clock.now()
             self.services.jobs.place(self.key, decision, now)
             log.info("Placement by %s: %s (%s)", decision.policy, decision.action.kind.name, decision.action.reason)
@@ -178,60 +203,15 @@ class Course:
             except ProviderError as error:
                 log.warning("%s refused: %s", lease.pool.key, error)
                 if not may_ask_elsewhere(error) or error.reason in (Reason.CLOUD_ERROR, Reason.THROTTLED):
-                    return self._ask_later(error)
+                    raise
                 continue
             log.info("Bought %s as %s", lease.pool.key, lease.instance_id)
             return Watch(lease_id=lease.id, owner=self.owner)
         return Pause(until=self.services.clock.now() + TICK, why=f"{MAX_TRIES_AT_ONCE} pools refused in a row")
 
     def _ask_later(self, error: ProviderError) -> Pause:
-        """The cloud did not do what was asked: pause, or end where asking again cannot help."""
-        if not may_ask_elsewhere(error):
-            raise CourseEnded(error.reason, str(error)) from error
         log.warning("The cloud is asked again in %s: %s", TICK, error)
         return Pause(until=self.services.clock.now() + TICK, why=str(error))
-
-    def _plan(self, mode: Mode, pool: Pool | None) -> Plan:
-        now = self.services.clock.now()
-        _, _, started = self.services.jobs.load(self.key)
-        leases = self.services.leases.of_job(self.key)
-        situation = Situation(
-            now=now,
-            started=started,
-            work_left=read_progress(self._store, self.services.live, leases).work_left,
-            spent=self._spent(now, leases),
-            refused=self._refused(now),
-            mode=mode,
-            pool=pool,
-            tick=TICK,
-        )
-        quotes = self.services.provider.quotes(now)
-        try:
-            return plan(
-                self.job, quotes, situation, make_policy(self._policy), self.services.jobs.policy_state(self.key)
-            )
-        except DeadlineImpossible as late:
-            raise CourseEnded(Reason.DEADLINE_IMPOSSIBLE, str(late)) from late
-        except BudgetTooSmall as dear:
-            raise CourseEnded(Reason.BUDGET_EXHAUSTED, str(dear)) from dear
-        except NoPoolFits as misfit:
-            raise CourseEnded(Reason.BAD_REQUEST, str(misfit)) from misfit
-
-    def _spent(self, now: datetime, leases: list[Lease]) -> Money:
-        books: Books = self.services.books
-        bought_at: list[PricePoint] = []
-        return books.cost_so_far(self.key, [(lease, bought_at) for lease in leases if lease.state.may_cost], now)
-
-    def _refused(self, now: datetime) -> dict[str, str]:
-        """Pools that are not asked for now, as the reason table says, with why."""
-        longest = max(rule_for(reason).leave_out_hours for reason in Reason)
-        refused: dict[str, str] = {}
-        for lease, at in self.services.leases.refused_since(now - timedelta(hours=longest)):
-            reason = lease.end_reason or Reason.CLOUD_ERROR
-            until = at + timedelta(hours=rule_for(reason).leave_out_hours)
-            if until > now:
-                refused[lease.pool.key] = f"{reason} at {at:%H:%M}, asked again from {until:%H:%M}"
-        return refused
 
     def _intend(self, chosen: Alternative, decision: Plan) -> Lease:
         """Announce the attempt and write the intent, in the order that leaves no machine without a row."""
@@ -240,11 +220,9 @@ class Course:
         now = self.services.clock.now()
         number = self._next_attempt()
         expires = now + (chosen.finish - now) * EXPIRY_FACTOR + EXPIRY_MARGIN
-        yardstick = decision.on_demand
+        on_demand = decision.on_demand_price(chosen.quote.pool)
         self.services.leases.begin_attempt(Attempt(job=self.key, number=number, started_at=now))
-        lease = self.services.buyer.intend(
-            self.key, number, chosen.quote, yardstick.quote.price if yardstick else None, self.owner, expires
-        )
+        lease = self.services.buyer.intend(self.key, number, chosen.quote, on_demand, self.owner, expires)
         self._announce(lease)
         return lease
 
@@ -313,11 +291,10 @@ class Course:
         reason = attempt.reason or wanted
         then = rule_for(reason).then
         if then is Then.DONE:
-            return Finished(summary=settlement.finish(self.services, self.key, reason))
+            return Finished(summary=settlement.finish(self.services, self.key, self.owner, reason))
         # A cancelled attempt is an earlier try's: this one was started to go on with the job.
         if reason is Reason.CANCELLED or (then is Then.BUY_AGAIN and not self._going_nowhere()):
-            return self.pursue()
-        settlement.finish(self.services, self.key, reason)
+            return self._pursue()
         raise CourseEnded(reason, attempt.message or "the machine ended without a word")
 
     def _going_nowhere(self) -> bool:
@@ -346,6 +323,16 @@ class Course:
         )
 
 
-def wants_to_leave(decision: Plan) -> bool:
-    """Whether a plan made for a running job says anything but to go on."""
-    return decision.action.kind not in (ActionKind.STAY, ActionKind.WAIT)
+def _refuse_what_is_not_there_yet(job: TrainingJob) -> None:
+    """What a node would refuse is refused before a machine is bought for it."""
+    wanted = {
+        "world_size": job.world_size > 1 and f"{job.world_size} processes, expected 1",
+        "environment.wheels": bool(job.environment.wheels) and "wheels, expected none; put the packages into the image",
+        "environment.image": job.environment.image and "an image, expected none; set the site's image",
+        "data": bool(job.data) and "URIs, expected none; let the program read its data itself",
+        "recipe": bool(job.recipe) and "options, expected none; set them in the program",
+        "sensitivity": job.sensitivity == "confidential" and "'confidential', expected 'public' or 'internal'",
+    }
+    refused = [f"{field}: got {why}" for field, why in wanted.items() if why]
+    if refused:
+        raise ValueError(f"not there yet: {'; '.join(refused)}; nothing was bought")

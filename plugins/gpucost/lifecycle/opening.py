@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from gpucost.lifecycle.services import Services
 
 if TYPE_CHECKING:
     from boto3.session import Session
+
+    from gpucost.tracking.mlflow_tracker import Tracker
 
 
 class AwsAccess(BaseModel):
@@ -51,7 +54,9 @@ class Connections(BaseModel):
     aws: AwsAccess
     store: AwsAccess
     store_url: str = Field(description="s3://bucket/prefix")
-    mlflow_uri: str | None = Field(default=None, description="None: nothing is tracked.")
+    mlflow_uri: str | None = Field(default=None, description="Without a login; None: nothing is tracked.")
+    mlflow_login: str | None = None
+    mlflow_password: SecretStr | None = Field(default=None, description="The login's; without one, a bearer token.")
 
 
 def open_services(connections: Connections) -> Services:
@@ -65,7 +70,6 @@ def open_services(connections: Connections) -> Services:
     from gpucost.capacity.sites import load_sites
     from gpucost.db.engine import Database
     from gpucost.objects import Objects
-    from gpucost.tracking.mlflow_tracker import Tracker
 
     clock = read_clock(connections.clock_url)
     database = Database(connections.database_url.get_secret_value())
@@ -79,9 +83,9 @@ def open_services(connections: Connections) -> Services:
         objects=Objects.open(
             connections.store_url, endpoint=store.endpoint, region=store.region, session=store.session()
         ),
-        provider=Ec2(lambda region: _ec2_client(connections.aws, region), sites, agent.key),
+        provider=Ec2(Ec2Clients(connections.aws), sites, agent.key),
         agent=agent,
-        tracker=Tracker(connections.mlflow_uri, clock=clock) if connections.mlflow_uri else None,
+        tracker=_tracker(connections, clock),
     )
 
 
@@ -105,12 +109,51 @@ def read_clock(url: str | None) -> SpecClock:
     return SpecClock(ClockSpec.model_validate_json(answer.content))
 
 
-def _ec2_client(access: AwsAccess, region: str) -> Any:
-    from botocore.config import Config
+class Ec2Clients:
+    """One EC2 client per region, made at first use; for any thread.
 
-    return access.session().client(
-        "ec2",
-        region_name=region,
-        endpoint_url=access.endpoint,
-        config=Config(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 5}),
-    )
+    A client costs half a second of CPU to make, and is safe to share; making one is not.
+
+    Args:
+        access: whom the clients sign as.
+    """
+
+    def __init__(self, access: AwsAccess) -> None:
+        self._access = access
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._made: dict[str, Any] = {}
+
+    def __call__(self, region: str) -> Any:
+        """The client of `region`."""
+        with self._lock:
+            if region not in self._made:
+                self._made[region] = self._make(region)
+            return self._made[region]
+
+    def _make(self, region: str) -> Any:
+        from botocore.config import Config
+
+        self._session = self._session or self._access.session()
+        return self._session.client(
+            "ec2",
+            region_name=region,
+            endpoint_url=self._access.endpoint,
+            config=Config(
+                connect_timeout=5,
+                read_timeout=30,
+                retries={"mode": "standard", "total_max_attempts": 5},
+                max_pool_connections=50,  # All threads of a triggerer use the one client.
+            ),
+        )
+
+
+def _tracker(connections: Connections, clock: SpecClock) -> Tracker | None:
+    from gpucost.tracking.mlflow_tracker import Tracker
+
+    if connections.mlflow_uri is None:
+        return None
+    secret = connections.mlflow_password.get_secret_value() if connections.mlflow_password else None
+    if connections.mlflow_login is None:
+        return Tracker(connections.mlflow_uri, clock=clock, token=secret)
+    return Tracker(connections.mlflow_uri, clock=clock, login=(connections.mlflow_login, secret or ""))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
-from gpucost.capacity.lease import LeaseState
+from gpucost.capacity.lease import Lease, LeaseState
+from gpucost.capacity.providers.base import ProviderError
 from gpucost.capacity.reaper import Finding, Reaper
 from gpucost.job import JobId
 from gpucost.lifecycle import settlement
 from gpucost.lifecycle.services import Services
 from gpucost.reasons import Reason
+
+log = logging.getLogger(__name__)
 
 LOOKS = 20
 LOOK_SECONDS = 2.0
@@ -33,30 +37,89 @@ def reap(
 
     Returns:
         Every finding; with `ended` set where a lease was acted on.
+
+    Raises:
+        ProviderError: the cloud refused something; raised after everything else was done.
     """
-    abandoned = {job for job in _open_jobs(services) if not is_wanted(services.jobs.load(job)[0])}
+    refused: list[ProviderError] = []
     reaper = Reaper(services.provider, services.leases, services.clock, services.provider.regions())
-    findings = reaper.find(abandoned | set(services.jobs.over()))
-    if dry_run:
-        return findings
-    done = [reaper.end(finding) for finding in findings]
-    for _ in range(LOOKS):
-        if not any(_may_still_cost(finding) for finding in done):
+    abandoned = {job for job in _unclosed_jobs(services) if _abandoned(services, job, reaper, is_wanted, dry_run)}
+    jobs_over = abandoned | set(services.jobs.over())
+    findings = _find(reaper, jobs_over, refused)
+    if not dry_run:
+        findings = _end(reaper, findings, refused, sleep)
+        gone = [one.ended for one in findings if one.ended is not None and one.ended.state is LeaseState.TERMINATED]
+        earlier = [lease for lease in services.leases.unsettled() if lease.job in jobs_over]
+        _settle(services, gone + [lease for lease in earlier if lease not in gone], refused)
+        for job in abandoned - _unclosed_jobs(services):
+            if services.jobs.ended_as(job) is None:
+                settlement.finish(services, job, reaper.owner, Reason.CANCELLED)
+    if refused:
+        raise refused[0]
+    return findings
+
+
+def _abandoned(services: Services, job: str, reaper: Reaper, is_wanted: Callable[[JobId], bool], dry_run: bool) -> bool:
+    """Whether nobody comes back to a job; if so it is taken over, so that a try that was forgotten can do nothing."""
+    seen = services.jobs.owner(job)
+    if is_wanted(services.jobs.load(job)[0]):
+        return False
+    return dry_run or services.jobs.take_over(job, seen, reaper.owner)
+
+
+def _find(reaper: Reaper, jobs_over: set[str], refused: list[ProviderError]) -> list[Finding]:
+    findings = reaper.overdue(jobs_over)
+    for region in reaper.regions:
+        try:
+            findings += reaper.strays(region)
+        except ProviderError as error:
+            log.warning("Region %s was not searched for machines without a lease: %s", region, error)
+            refused.append(error)
+    return findings
+
+
+def _end(
+    reaper: Reaper, findings: list[Finding], refused: list[ProviderError], sleep: Callable[[float], None]
+) -> list[Finding]:
+    """End all, and look until the cloud confirms; one that the cloud refuses does not keep the others alive."""
+    done: list[Finding] = []
+    waiting = findings
+    errors: list[ProviderError] = []
+    for look in range(LOOKS + 1):
+        if not waiting:
             break
-        sleep(LOOK_SECONDS)
-        done = [reaper.end(finding) if _may_still_cost(finding) else finding for finding in done]
-    for finding in done:
-        if finding.ended is not None and finding.ended.state is LeaseState.TERMINATED:
-            settlement.settle_attempt(services, finding.ended.job, finding.ended)
-    for job in abandoned - _open_jobs(services):
-        if services.jobs.ended_as(job) is None:
-            settlement.finish(services, job, Reason.CANCELLED)
-    return done
+        if look:
+            sleep(LOOK_SECONDS)
+        again: list[Finding] = []
+        errors = []
+        for finding in waiting:
+            try:
+                acted = reaper.end(finding)
+            except ProviderError as error:
+                log.warning("%s was not ended: %s", finding.instance_id or finding.lease_id, error)
+                errors.append(error)
+                again.append(finding)
+            else:
+                (again if _may_still_cost(acted) else done).append(acted)
+        waiting = again
+    refused += errors
+    return done + waiting
+
+
+def _settle(services: Services, leases: list[Lease], refused: list[ProviderError]) -> None:
+    """Charge what is over, also what an earlier round ended and did not come to charge."""
+    for lease in leases:
+        try:
+            settlement.settle_attempt(services, lease.job, lease)
+        except ProviderError as error:
+            log.warning("Lease %s was not charged yet: %s", lease.id, error)
+            refused.append(error)
 
 
 def _may_still_cost(finding: Finding) -> bool:
     return finding.ended is not None and finding.ended.state.may_cost
 
 
-def _open_jobs(services: Services) -> set[str]:
-    return {lease.job for lease in services.leases.open()}
+def _unclosed_jobs(services: Services) -> set[str]:
+    """Keys of the jobs for which a machine may run, or is gone and not charged."""
+    return {lease.job for lease in services.leases.open() + services.leases.unsettled()}

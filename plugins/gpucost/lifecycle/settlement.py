@@ -6,10 +6,11 @@ Every function here can be called again for the same attempt or job and changes 
 from __future__ import annotations
 
 import logging
+import math
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpucost.capacity.lease import Attempt, Lease
+from gpucost.capacity.lease import Attempt, Lease, LeaseState
 from gpucost.jobstore import ExitRecord, JobStore
 from gpucost.ledger.billing import MachineUse
 from gpucost.ledger.billing.rule import EndedBy
@@ -51,7 +52,10 @@ def settle_attempt(services: Services, job: str, lease: Lease, event: Event | No
     store = services.store(job)
     record = store.exit_record(lease.attempt)
     reason = reason_of(store, lease, event)
-    charge_lease(services, lease)
+    for one in services.leases.of_job(job):
+        uncharged = one.id == lease.id or services.books.lease_charge(one.id) is None
+        if one.attempt == lease.attempt and one.state is LeaseState.TERMINATED and uncharged:
+            charge_lease(services, one)
     beat = services.live.read(lease.id)
     now = services.clock.now()
     attempt = Attempt(
@@ -113,8 +117,13 @@ def note_compromise(services: Services, job: str, plan: Plan, now: datetime) -> 
     )
 
 
-def finish(services: Services, job: str, reason: Reason) -> dict[str, Any]:
-    """Close the job's books and its MLflow run.
+def finish(services: Services, job: str, owner: str, reason: Reason) -> dict[str, Any]:
+    """Close the job's books and its MLflow run; where another try works on the job, or it has ended, only report.
+
+    Args:
+        job: the job's key.
+        owner: owner token of the try that says so.
+        reason: how it ended.
 
     Returns:
         What Airflow keeps: cost, savings, quality, where to look; JSON values, nothing secret.
@@ -122,10 +131,13 @@ def finish(services: Services, job: str, reason: Reason) -> dict[str, Any]:
     report = services.books.report(job)
     attempts = services.leases.attempts(job)
     record = services.store(job).exit_record(attempts[-1].number) if attempts else None
-    services.jobs.end(job, reason, services.clock.now())
-    run_id = tracking.job_ended(services, job, reason, report, record)
+    services.jobs.end(job, owner, reason, services.clock.now())
+    if services.jobs.ended_as(job) is reason:
+        tracking.job_ended(services, job, reason, report, record)
+    run_id, _ = services.jobs.tracked(job)
     for lease in services.leases.of_job(job):
-        if not lease.state.may_cost and reason is Reason.COMPLETED:
+        # A failed job may go on after a clear, and then needs the last word of its nodes.
+        if not lease.state.may_cost and reason in (Reason.COMPLETED, Reason.CANCELLED):
             services.live.forget(lease.id)
     return {
         "job": job,
@@ -138,10 +150,15 @@ def finish(services: Services, job: str, reason: Reason) -> dict[str, Any]:
         "interruptions": report.interruptions,
         "lost_steps": report.lost_steps,
         "attempts": len(report.attempts),
-        "results": dict(record.results) if record else {},
+        "results": _json_numbers(record.results) if record else {},
         "weights_digest": record.weights_digest if record else None,
         "mlflow_run_id": run_id,
     }
+
+
+def _json_numbers(results: dict[str, float]) -> dict[str, float | str]:
+    """JSON knows no NaN and no infinity; as words, a diverged metric does not lose the whole result."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in results.items()}
 
 
 def _saved(record: ExitRecord | None, beat: int | None) -> int | None:

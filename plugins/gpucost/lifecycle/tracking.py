@@ -1,19 +1,20 @@
 """Telling MLflow how a job goes. MLflow being away fails nothing and loses nothing: what was not told is told later.
 
-The last step whose metrics are known to be there stands in the database, so that whoever goes on (the hub, a
-resumed task, the end of the job) sends just what is missing.
+The last piece of metrics that is known to be there stands in the database, so that whoever goes on (the hub, a
+resumed task, the end of the job) reads and sends just what is missing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from gpucost.capacity.lease import Attempt, Lease
 from gpucost.job import JobId, TrainingJob
-from gpucost.jobstore import ExitRecord
+from gpucost.jobstore import ExitRecord, MetricPoint
 from gpucost.ledger.report import JobReport
+from gpucost.lifecycle.jobs import Logged
 from gpucost.lifecycle.services import Services
 from gpucost.reasons import Reason
 from gpucost.tracking.mlflow_tracker import RunStatus, Tracker, TrackingAway
@@ -21,6 +22,9 @@ from gpucost.tracking.mlflow_tracker import RunStatus, Tracker, TrackingAway
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CHUNKS_AT_ONCE = 100
+"""Pieces of metrics read and sent together: what a failure makes us read again."""
 
 STATUS = {Reason.COMPLETED: RunStatus.FINISHED, Reason.CANCELLED: RunStatus.KILLED}
 
@@ -30,23 +34,35 @@ def job_began(services: Services, job_id: JobId, job: TrainingJob) -> None:
     _told(services, job_id.key, lambda tracker: _open_run(services, tracker, job_id, job))
 
 
-def forward_metrics(services: Services, key: str) -> None:
-    """Send the metrics that nodes have uploaded and MLflow does not have yet."""
+def forward_metrics(services: Services, key: str) -> bool:
+    """Send the metrics that nodes have uploaded and MLflow does not have yet.
 
-    def tell(tracker: Tracker) -> None:
+    Returns:
+        Whether MLflow has all of them now; False: it was away.
+    """
+
+    def tell(tracker: Tracker) -> bool:
         run_id, logged = _run_of(services, tracker, key)
-        store = services.store(key)
-        points = [
-            point
-            for attempt in services.leases.attempts(key)
-            for _, chunk in store.metrics(attempt.number)
-            for point in chunk
-        ]
-        reached = tracker.log_points(run_id, points, logged)
-        if reached > logged:
-            services.jobs.set_tracked(key, run_id, reached)
+        for attempt, chunk, points in _unsent(services, key, logged):
+            logged = Logged(attempt, chunk, tracker.log_points(run_id, points, logged.steps))
+            services.jobs.set_logged(key, logged)
+        return True
 
-    _told(services, key, tell)
+    return services.tracker is None or _told(services, key, tell) is True
+
+
+def _unsent(services: Services, key: str, logged: Logged) -> Iterator[tuple[int, int, list[MetricPoint]]]:
+    """The metrics after those in `logged`, in order: attempt, its last chunk among them, points."""
+    store = services.store(key)
+    for attempt in services.leases.attempts(key):
+        if attempt.number < logged.attempt:
+            continue
+        after = logged.chunk if attempt.number == logged.attempt else -1
+        while chunks := store.metrics(attempt.number, after, most=CHUNKS_AT_ONCE):
+            after = chunks[-1][0]
+            yield attempt.number, after, [point for _, chunk in chunks for point in chunk]
+            if len(chunks) < CHUNKS_AT_ONCE:
+                break
 
 
 def attempt_ended(services: Services, key: str, attempt: Attempt) -> None:
@@ -101,8 +117,8 @@ def job_ended(services: Services, key: str, reason: Reason, report: JobReport, r
     return services.jobs.tracked(key)[0]
 
 
-def _run_of(services: Services, tracker: Tracker, key: str) -> tuple[str, int]:
-    """The job's run and the last step that it has; opened now if MLflow was away when the job began."""
+def _run_of(services: Services, tracker: Tracker, key: str) -> tuple[str, Logged]:
+    """The job's run and which metrics it has; opened now if MLflow was away when the job began."""
     run_id, logged = services.jobs.tracked(key)
     if run_id is not None:
         return run_id, logged
@@ -131,8 +147,7 @@ def _open_run(services: Services, tracker: Tracker, job_id: JobId, job: Training
             "gpucost.deadline": job.deadline.isoformat(),
         },
     )
-    _, logged = services.jobs.tracked(job_id.key)
-    services.jobs.set_tracked(job_id.key, run_id, logged)
+    services.jobs.set_tracked(job_id.key, run_id)
     return run_id
 
 

@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralError, TaskDeferred
 
 from gpucost import settings
-from gpucost.triggers.training import TrainingTrigger, stop_job
+from gpucost.triggers.training import TrainingTrigger, goes_on, stop_job
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -59,8 +59,11 @@ class SpotTrainingOperator(BaseOperator):
         mlflow_conn_id: str | None = settings.MLFLOW_CONN_ID,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retries", 3)
-        kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        given = {**(kwargs.get("default_args") or {}), **kwargs}
+        if "retries" not in given:
+            kwargs["retries"] = 3
+        if "retry_delay" not in given:
+            kwargs["retry_delay"] = timedelta(seconds=10)
         super().__init__(**kwargs)
         self.job = job
         self.deadline_hours = deadline_hours
@@ -69,18 +72,30 @@ class SpotTrainingOperator(BaseOperator):
         self.aws_conn_id = aws_conn_id
         self.store_conn_id = store_conn_id
         self.mlflow_conn_id = mlflow_conn_id
-        self._running: tuple[str, str] | None = None
+        self._told_to_end = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Begin the job, or go on with it after a retry or a clear: what is there is adopted."""
         from gpucost.capacity.lease import new_owner_token
+        from gpucost.lifecycle import settlement
+        from gpucost.reasons import Reason
 
+        tries_allowed = context["ti"].max_tries or 0
         with _wrong_input_fails_at_once():
             services = self._services()
-            job_id = services.jobs.current(self._task_id(context))
-            job = self._wanted(context, services)
-            course = self._course(services, job_id, job, new_owner_token())
-        return self._drive(course, lambda: self._begin(course, job))
+        job_id = services.jobs.current(self._task_id(context), tries_allowed)
+        owner = new_owner_token()
+        if services.jobs.ended_as(job_id.key) is Reason.COMPLETED:
+            log.info("Job %s was done by an earlier try that could not say so any more", job_id.key)
+            return settlement.finish(services, job_id.key, owner, Reason.COMPLETED)
+        try:
+            with _wrong_input_fails_at_once():
+                course = self._course(services, job_id, self._wanted(context, services), owner)
+                course.begin(self._code_folder(course.job), tries_allowed)
+        except AirflowFailException:
+            self._end_what_runs(services, job_id)
+            raise
+        return self._drive(course, course.pursue)
 
     def resume(self, context: Context, event: dict[str, Any], job: str, owner: str) -> dict[str, Any]:  # noqa: ARG002
         """Go on after what the trigger saw."""
@@ -98,39 +113,44 @@ class SpotTrainingOperator(BaseOperator):
         except TaskDeferralError:
             ti = context["ti"]
             if ti.try_number > (ti.max_tries or 0):
-                self._end_what_runs(context)
+                services = self._services()
+                self._end_what_runs(services, services.jobs.current(self._task_id(context), ti.max_tries or 0))
             raise
 
     def on_kill(self) -> None:
-        """The running task was killed by a user: end the machines that this try owns."""
-        if self._running is not None:
-            stop_job(self._services(), *self._running)
+        """Called inside a signal handler, in the middle of whatever `execute` does: only remembered here.
 
-    def _end_what_runs(self, context: Context) -> None:
-        # Airflow does not hand over the job and owner of a trigger that failed; this try is the task's only one.
+        The step that is under way is finished, and then `_drive` ends what nobody comes back to. Where Airflow does
+        not leave it the time, the reaper does.
+        """
+        self._told_to_end = True
+
+    def _end_what_runs(self, services: Services, job_id: JobId) -> None:
+        """End the job's machines, whichever try bought them: no further try will."""
         from gpucost.capacity.lease import new_owner_token
 
-        services = self._services()
-        job, owner = services.jobs.current(self._task_id(context)).key, new_owner_token()
-        for lease in services.leases.open(job):
+        key, owner = job_id.key, new_owner_token()
+        if not services.jobs.known(key) or not services.jobs.take_over(key, services.jobs.owner(key), owner):
+            return
+        for lease in services.leases.open(key):
             services.leases.adopt(lease, owner, services.clock.now())
-        stop_job(services, job, owner)
+        stop_job(services, key, owner)
 
-    def _begin(self, course: Course, job: TrainingJob) -> Step:
+    def _code_folder(self, job: TrainingJob) -> Path:
         folder = Path(job.code)
-        with _wrong_input_fails_at_once():
-            course.begin(folder if folder.is_absolute() else settings.include_folder() / folder)
-        return course.pursue()
+        return folder if folder.is_absolute() else settings.include_folder() / folder
 
     def _drive(self, course: Course, step: Any) -> dict[str, Any]:
         """Take one step, and defer, finish or fail as it says."""
         from gpucost.lifecycle.steps import CourseEnded, Finished, Pause
 
-        self._running = (course.key, course.owner)
         try:
             result: Step = step()
         except CourseEnded as ended:
             _fail(ended)
+        if self._told_to_end and not goes_on(course.services, course.key):
+            stop_job(course.services, course.key, course.owner)
+            raise AirflowFailException("The task was ended by a user; its machines are given back")
         if isinstance(result, Finished):
             log.info("Done: %s", result.summary)
             return result.summary

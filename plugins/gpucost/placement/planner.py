@@ -16,7 +16,7 @@ from typing import Any
 from gpucost.job import TrainingJob
 from gpucost.market.pool import CapacityType, Pool
 from gpucost.market.quote import Quote
-from gpucost.money import Money
+from gpucost.money import InstanceHourPrice, Money
 from gpucost.placement.policies.protocol import (
     Action,
     ActionKind,
@@ -91,10 +91,10 @@ class Plan:
     policy: str
     policy_state: dict[str, Any]
 
-    @property
-    def on_demand(self) -> Alternative | None:
-        """The cheapest on-demand alternative, the yardstick for savings."""
-        return next((a for a in self.ranked if a.quote.pool.capacity_type is CapacityType.ON_DEMAND), None)
+    def on_demand_price(self, pool: Pool) -> InstanceHourPrice | None:
+        """What `pool`'s machine costs on demand in the same zone: the yardstick for savings, and EC2's own cap."""
+        same = pool.on_demand()
+        return next((a.quote.price for a in self.ranked if a.quote.pool == same), None)
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,16 @@ def plan(
     ranked = _rank(job, fitting, situation)
     if situation.mode is Mode.IDLE:
         _refuse_the_impossible(job, ranked, situation)
+    elif job.budget is not None and situation.spent >= job.budget:
+        raise BudgetTooSmall(f"budget: {situation.spent} is spent, all of {job.budget}; raise it to let the job go on")
     places = _places(fitting)
     policy.start(_job_view(job, situation), [_pool_view(place) for place in places], MarketHistory())
     if policy_state:
         policy.restore(policy_state)
     action = policy.decide(_observe(job, places, situation))
     chosen = _chosen(action, places, ranked)
+    if chosen is not None:
+        _refuse_beyond_budget(job, chosen, action, situation)
     refused = tuple((key, why) for key, why in situation.refused.items())
     verdicts = _with_verdicts(ranked, chosen, action, situation)
     taken = next((one for one in verdicts if chosen is not None and one.quote is chosen.quote), None)
@@ -218,6 +222,19 @@ def _refuse_the_impossible(job: TrainingJob, ranked: Sequence[Alternative], situ
                 f"budget: got {job.budget}, but the cheapest plan costs {ranked[0].expected_cost} after "
                 f"{situation.spent} already spent; raise the budget to {cheapest} or more"
             )
+
+
+def _refuse_beyond_budget(job: TrainingJob, chosen: Alternative, action: Action, situation: Situation) -> None:
+    """The budget is hard: a purchase that would break it is not made, also where the deadline then cannot be met."""
+    if job.budget is None:
+        return
+    needed = situation.spent + chosen.expected_cost
+    if needed > job.budget:
+        raise BudgetTooSmall(
+            f"budget: got {job.budget}, of which {situation.spent} is spent; {chosen.quote.pool.key}, which the "
+            f"deadline now needs ({action.reason}), is expected to cost {chosen.expected_cost}; raise the budget to "
+            f"{needed} or more, or move the deadline"
+        )
 
 
 def _places(quotes: Sequence[Quote]) -> list[_Place]:

@@ -2,7 +2,8 @@
 
 Runs are found again by their tags, so that whoever comes next (a resumed task, another try, another process) goes on
 in the same run. Params never change; what varies is a tag. Metrics carry the node's own times, so that sending them
-again changes nothing, and steps up to a watermark are left out, so that a resumed program logs no step twice.
+again changes nothing, and of each metric only steps above the highest one that is there are sent, so that a resumed
+program, which does some steps again, logs none of them twice.
 
 Every call is bounded in time. When MLflow is away, or says no, each method raises `TrackingAway`: the caller notes
 it, goes on, and comes back later with the same arguments.
@@ -59,6 +60,7 @@ class Tracker:
     Args:
         uri: the server's address, e.g. `http://127.0.0.1:5000`; a user and password in it are used.
         clock: dates what has no time of its own.
+        login: user and password, where the server wants them.
         token: a bearer token, where the server wants one.
         timeout: seconds that one call may wait.
         transport: stands in for the network, for tests.
@@ -69,11 +71,12 @@ class Tracker:
         uri: str,
         *,
         clock: Clock,
+        login: tuple[str, str] | None = None,
         token: str | None = None,
         timeout: float = 10.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._rest = MlflowRest(uri, token=token, timeout=timeout, transport=transport)
+        self._rest = MlflowRest(uri, login=login, token=token, timeout=timeout, transport=transport)
         self._clock = clock
 
     def job_run(
@@ -139,28 +142,34 @@ class Tracker:
         self.set_tags(run_id, tags or {})
         return run_id
 
-    def log_points(self, run_id: str, points: Iterable[MetricPoint], after_step: int) -> int:
-        """Log the points of steps above `after_step`, with the node's own times; sending again is harmless.
+    def log_points(self, run_id: str, points: Iterable[MetricPoint], logged: Mapping[str, int]) -> dict[str, int]:
+        """Log what the run does not have yet, with the node's own times; sending again is harmless.
 
-        A step that comes twice within `points` (an attempt that was resumed before it) counts once, the first time.
+        A metric's steps only grow within an attempt. A step at or below the highest one of that metric was done again
+        by a resumed attempt, and is left out: the first time counts. What the earlier attempt did not get to log of
+        that step, another metric for instance, is logged.
+
+        Args:
+            run_id: the job's run.
+            points: in the order in which they were written, attempt after attempt.
+            logged: metric as MLflow names it -> the highest step that the run has of it.
 
         Returns:
-            The new watermark: the highest step logged, or `after_step` when nothing was new. Keep it only when this
-            returns.
+            `logged` with `points` in it. Keep it only when this returns.
 
         Raises:
-            TrackingAway: MLflow is away; come back with the same points and the same `after_step`.
+            TrackingAway: MLflow is away; come back with the same points and the same `logged`.
         """
-        seen: set[tuple[int, str]] = set()
+        reached = dict(logged)
         metrics: list[dict[str, Any]] = []
-        for point in sorted((point for point in points if point.step > after_step), key=lambda point: point.step):
+        for point in points:
             for name, value in point.values.items():
                 key = metric_key(name)
-                if (point.step, key) not in seen:
-                    seen.add((point.step, key))
+                if point.step > reached.get(key, -1):
+                    reached[key] = point.step
                     metrics.append(_metric(key, value, point.at, point.step))
         self._log_metrics(run_id, metrics)
-        return max((step for step, _ in seen), default=after_step)
+        return reached
 
     def log_costs(
         self, run_id: str, step: int, costs: Mapping[str, Money | Decimal | float], at: datetime | None = None
@@ -228,9 +237,7 @@ class Tracker:
         Raises:
             TrackingAway: MLflow is away.
         """
-        scheme, rest = self._rest.uri.split("://", 1)
-        host = rest.rsplit("@", 1)[-1]
-        return f"{scheme}://{host}/#/experiments/{self._run(run_id)['info']['experiment_id']}/runs/{run_id}"
+        return f"{self._rest.uri}/#/experiments/{self._run(run_id)['info']['experiment_id']}/runs/{run_id}"
 
     def disconnect(self) -> None:
         """Give back the connections."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
@@ -33,6 +33,7 @@ class MlflowRest:
 
     Args:
         uri: the server's address, e.g. `http://127.0.0.1:5000`; a user and password in it are used.
+        login: user and password, where the server wants them.
         token: a bearer token, where the server wants one.
         timeout: seconds that a call may wait for the server's answer.
         transport: stands in for the network, for tests.
@@ -42,16 +43,25 @@ class MlflowRest:
     """
 
     def __init__(
-        self, uri: str, *, token: str | None = None, timeout: float = 10.0, transport: httpx.BaseTransport | None = None
+        self,
+        uri: str,
+        *,
+        login: tuple[str, str] | None = None,
+        token: str | None = None,
+        timeout: float = 10.0,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         if not uri.startswith(("http://", "https://")):
             raise ValueError(
                 f"uri: got {uri.split('://')[0]!r} as scheme, expected the http(s) address of an MLflow server such as "
                 "'http://127.0.0.1:5000'; file stores are not shared between machines"
             )
-        self.uri = uri.rstrip("/")
+        # httpx logs the address of each request: a password must not be part of it.
+        self.uri, in_uri = _without_login(uri.rstrip("/"))
+        login = login or in_uri
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
+            auth=httpx.BasicAuth(*login) if login else None,
             timeout=httpx.Timeout(timeout, connect=min(timeout, 3.0)),
             transport=transport,
         )
@@ -96,7 +106,6 @@ class MlflowRest:
         try:
             answer = self._client.request(method, f"{self.uri}/{path}", **content)
         except httpx.HTTPError as error:
-            # The address may hold a password: name the path only.
             raise TrackingAway(f"MLflow did not answer {method} {path}: {type(error).__name__}: {error}") from error
         if not answer.is_success:
             code, message = _refusal(answer)
@@ -116,6 +125,14 @@ class MlflowRest:
         if not isinstance(body, dict):
             raise TrackingAway(f"MLflow's answer is no JSON object: {answer.text[:200]!r}; check the address")
         return body
+
+
+def _without_login(uri: str) -> tuple[str, tuple[str, str] | None]:
+    parts = urlsplit(uri)
+    if parts.username is None:
+        return uri, None
+    plain = parts._replace(netloc=parts.netloc.rsplit("@", 1)[1]).geturl()
+    return plain, (unquote(parts.username), unquote(parts.password or ""))
 
 
 def _refusal(answer: httpx.Response) -> tuple[str | None, str]:

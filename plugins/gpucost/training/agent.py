@@ -5,8 +5,10 @@
     GPUCOST_STORE_URL, GPUCOST_STORE_ENDPOINT, GPUCOST_STORE_REGION     the store
     GPUCOST_JOB, GPUCOST_LEASE, GPUCOST_ATTEMPT                         who it is; else the instance's tags
     GPUCOST_WORKDIR                                                     a folder to work in; else a new one
+    GPUCOST_SHUTDOWN                                                    what ends the machine; else nothing does
 
-When it ends, whatever the reason, the machine's user data shuts the machine down.
+When it ends, whatever the reason, the machine's user data shuts the machine down; when it does not end, its
+watchdog does.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +40,12 @@ from gpucost.training.notices import POLL_SECONDS, Notices
 from gpucost.training.orders import Stop
 from gpucost.training.outage import brief, patiently, store_errors
 from gpucost.training.relay import Relay, read_end
+from gpucost.training.say import say
 from gpucost.training.supervisor import Supervisor
 from gpucost.training.surroundings import open_objects
 from gpucost.training.verdict import Ending, verdict
-from gpucost.training.watch import ControlWatch, NoticeWatch, Repeat, say
+from gpucost.training.watch import ControlWatch, NoticeWatch, Repeat
+from gpucost.training.watchdog import VARIABLE, Watchdog
 from gpucost.training.workdir import Workdir
 
 EXIT_CODES = {
@@ -100,6 +105,8 @@ def run(environ: Mapping[str, str], pace: Pace | None = None) -> int:
         environ: the environment variables.
         pace: how often it does what.
     """
+    watchdog = Watchdog(environ.get(VARIABLE, ""))
+    watchdog.arm_for_start()
     metadata = Metadata(environ)
     try:
         identity = find_identity(environ, metadata)
@@ -110,19 +117,26 @@ def run(environ: Mapping[str, str], pace: Pace | None = None) -> int:
     except store_errors() as away:
         say(f"{Reason.STORE_UNREACHABLE}: {environ.get('GPUCOST_STORE_URL')}: {brief(away)}")
         return EXIT_CODES[Reason.STORE_UNREACHABLE]
-    return EXIT_CODES[Attempt(environ, identity, store, metadata, pace or Pace()).run()]
+    return EXIT_CODES[Attempt(environ, identity, store, metadata, watchdog, pace or Pace()).run()]
 
 
 class Attempt:
     """One attempt on this node, from its record to its exit record."""
 
     def __init__(
-        self, environ: Mapping[str, str], identity: Identity, store: JobStore, metadata: Metadata, pace: Pace
+        self,
+        environ: Mapping[str, str],
+        identity: Identity,
+        store: JobStore,
+        metadata: Metadata,
+        watchdog: Watchdog,
+        pace: Pace,
     ) -> None:
         self._environ = environ
         self._identity = identity
         self._store = store
         self._metadata = metadata
+        self._watchdog = watchdog
         self._pace = pace
         path = environ.get("GPUCOST_WORKDIR") or tempfile.mkdtemp(prefix="gpucost-")
         self._workdir = Workdir(Path(path).absolute())
@@ -146,6 +160,7 @@ class Attempt:
     def _begin(self) -> tuple[JobSpec, AttemptRecord]:
         spec, record = self._read()
         self._clock = SpecClock(spec.clock)
+        self._watchdog.arm(self._clock, record.expires_at)
         self._relay = Relay(self._store, Live(self._store.objects), self._workdir, self._identity, self._clock)
         self._relay.beat()
         self._store.claim(self._identity.attempt)
@@ -189,23 +204,32 @@ class Attempt:
         }
         env = process.environment(spec, {**self._environ, **own}, self._workdir, package_root())
         program = process.Program(process.command(spec), self._workdir.code, env, self._workdir.log)
-        supervisor = Supervisor(program, self._workdir, self._clock, record.expires_at)
+        supervisor = Supervisor(
+            program, self._workdir, self._clock, record.expires_at, lambda later: self._watchdog.arm(self._clock, later)
+        )
         self._listen_to_signals(supervisor)
         threads = self._start_threads(supervisor)
         code = supervisor.run()
-        if left := process.end_descendants(os.getpid()):
-            say(f"{left} processes outlived the program and were ended")
+        until = supervisor.gone_by or time.monotonic() + self._pace.last_words
+        self._end_what_is_left(until)
         ending = Ending(
             exit_code=code,
-            result=self._workdir.result(),
-            progress=self._workdir.progress(),
+            result=self._relay.result(),
+            progress=self._relay.progress(),
             asked=supervisor.asked,
             killed=supervisor.killed,
             log_tail=read_end(self._workdir.log, LOG_TAIL_BYTES),
             oom_kills=process.oom_kills() - kills_before,
         )
-        until = supervisor.gone_by or time.monotonic() + self._pace.last_words
         return self._leave(ending, threads, until)
+
+    def _end_what_is_left(self, until: float) -> None:
+        within = min(process.KILL_SECONDS, max(0.0, until - time.monotonic()) / 2)
+        ended, left = process.end_descendants(os.getpid(), spare=self._watchdog.pids, within=within)
+        if ended:
+            say(f"{ended} processes outlived the program and were ended")
+        if left:
+            say(f"{left} processes were killed and have not ended")
 
     def _listen_to_signals(self, supervisor: Supervisor) -> None:
         def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -255,7 +279,7 @@ class Attempt:
 
     def _last_words(self, record: ExitRecord, until: float) -> Reason:
         def send() -> None:
-            self._relay.forward(final=True)
+            self._forward_the_rest()
             self._store.write_exit(record)
             self._relay.beat(exited=record.reason)
 
@@ -265,6 +289,15 @@ class Attempt:
             say(f"{Reason.STORE_UNREACHABLE}: leaving without an exit record: {brief(away)}")
             return Reason.STORE_UNREACHABLE
         return record.reason
+
+    def _forward_the_rest(self) -> None:
+        try:
+            self._relay.forward(final=True)
+        except store_errors():
+            raise
+        except Exception:  # noqa: BLE001
+            # Whatever it is that cannot be sent: why the attempt ended is worth more.
+            say(f"the end of log or metrics is left out: {traceback.format_exc().strip()}")
 
     def _refuse(self, reason: Reason, message: str) -> Reason:
         say(f"{reason}: {message}")

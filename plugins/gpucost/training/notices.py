@@ -7,6 +7,7 @@ recommendation states only a higher risk, and often nothing follows: the program
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -42,21 +43,22 @@ class Notices:
         self._metadata = metadata
         self._told: set[Action | Rebalance] = set()
 
-    def new(self) -> list[Action | Rebalance]:
-        """Notices not told before.
+    def new(self) -> Iterator[Action | Rebalance]:
+        """Notices not told before, each as soon as it is read: trouble with a later one does not hold it back.
 
         Raises:
             OSError: the service does not answer.
             ValueError: it answers something else than documented.
         """
-        found: list[Action | Rebalance] = []
         if text := self._metadata.get("spot/instance-action"):
-            found.append(parse_action(text))
+            yield from self._once(parse_action(text))
         if text := self._metadata.get("events/recommendations/rebalance"):
-            found.append(parse_rebalance(text))
-        fresh = [notice for notice in found if notice not in self._told]
-        self._told.update(fresh)
-        return fresh
+            yield from self._once(parse_rebalance(text))
+
+    def _once(self, notice: Action | Rebalance) -> Iterator[Action | Rebalance]:
+        if notice not in self._told:
+            self._told.add(notice)
+            yield notice
 
 
 def parse_action(text: str) -> Action:

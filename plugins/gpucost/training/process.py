@@ -107,26 +107,42 @@ def become_subreaper() -> None:
 
 
 def end_descendants(
-    root: int, sleep: Callable[[float], None] = time.sleep, real: Callable[[], float] = time.monotonic
-) -> int:
-    """Kill every process below `root` and wait until they are gone; returns how many there were."""
-    ended: set[int] = set()
-    until = real() + KILL_SECONDS
-    while (alive := _descendants(root)) and real() < until:
+    root: int,
+    *,
+    spare: frozenset[int] = frozenset(),
+    within: float = KILL_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+    real: Callable[[], float] = time.monotonic,
+) -> tuple[int, int]:
+    """Kill every process below `root` and wait until they are gone.
+
+    Args:
+        root: lives on.
+        spare: live on, with all below them.
+        within: real seconds to wait at most.
+
+    Returns:
+        How many have ended, and how many are killed and still there.
+    """
+    killed: set[int] = set()
+    until = real() + within
+    while alive := _descendants(root, spare):
         for pid in alive:
-            ended.add(pid)
+            killed.add(pid)
             _quietly(os.kill, pid, signal.SIGKILL)
         _reap()
+        if real() >= until:
+            break
         sleep(0.02)
-    return len(ended)
+    return len(killed - alive), len(alive)
 
 
-def _descendants(root: int) -> set[int]:
+def _descendants(root: int, spare: frozenset[int]) -> set[int]:
     parents = dict(filter(None, map(_parent, Path("/proc").glob("[0-9]*"))))
     found: set[int] = set()
     layer = {root}
     while layer:
-        layer = {pid for pid, parent in parents.items() if parent in layer} - found
+        layer = {pid for pid, parent in parents.items() if parent in layer} - found - spare
         found |= layer
     return found
 

@@ -6,18 +6,25 @@ as it likes while memory stays bounded by one piece.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
 
 from gpucost.clock import Clock
 from gpucost.jobstore import Heartbeat, JobStore, Live, MetricPoint, Phase
 from gpucost.reasons import Reason
 from gpucost.training.identity import Identity
-from gpucost.training.workdir import Workdir
+from gpucost.training.say import say
+from gpucost.training.workdir import Progress, Result, Workdir
 
 CHUNK_BYTES = 256 * 1024
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 LOG_TAIL_BYTES = 64 * 1024
+
+Word = TypeVar("Word", Progress, Result)
 
 
 @dataclass(frozen=True)
@@ -114,10 +121,21 @@ class Relay:
         self._log_cut = False
         self._metrics = Tail(workdir.metrics)
         self._sequence = 0
+        self._unreadable: set[str] = set()
+        self.bad_metrics = 0
+        """Lines among the metrics that were none, and were left out."""
+
+    def progress(self) -> Progress | None:
+        """How far the program is; None, and said once, when what it wrote cannot be read."""
+        return self._read("progress", self._workdir.progress)
+
+    def result(self) -> Result | None:
+        """The program's last word; None, and said once, when what it wrote cannot be read."""
+        return self._read("result", self._workdir.result)
 
     def beat(self, exited: Reason | None = None) -> None:
         """Write a heartbeat with the program's progress."""
-        progress = self._workdir.progress()
+        progress = self.progress()
         said = progress.model_dump(exclude={"at", "phase"}) if progress else {}
         phase = Phase.ENDED if exited else progress.phase if progress else Phase.STARTING
         self._live.write(
@@ -137,11 +155,25 @@ class Relay:
     def forward(self, *, final: bool = False) -> None:
         """Send all log and metrics that are there; with `final`, to the last byte."""
         while chunk := self._metrics.next(final=final):
-            self._store.write_metrics(self._identity.attempt, chunk.index, _points(chunk.data))
+            points, bad = read_metrics(chunk.data)
+            self._store.write_metrics(self._identity.attempt, chunk.index, points)
             self._metrics.confirm()
+            if bad:
+                self.bad_metrics += bad
+                say(f"metrics: {bad} lines are no metrics and were left out, {self.bad_metrics} so far")
         while chunk := self._next_log(final):
             self._store.write_log(self._identity.attempt, chunk.index, chunk.data.decode(errors="replace"))
             self._log.confirm()
+
+    def _read(self, name: str, read: Callable[[], Word | None]) -> Word | None:
+        try:
+            return read()
+        except ValidationError as wrong:
+            # The program may write what it likes; the node must not fall silent over it.
+            if name not in self._unreadable:
+                say(f"the program's {name} cannot be read and counts as none: {' '.join(str(wrong).split())}")
+            self._unreadable.add(name)
+            return None
 
     def _next_log(self, final: bool) -> Chunk | None:
         if self._log.offset < self._log_limit or self._log_cut:
@@ -157,10 +189,17 @@ class Relay:
         return self._log.next(final=True)
 
 
-def _points(data: bytes) -> list[MetricPoint]:
+def read_metrics(data: bytes) -> tuple[list[MetricPoint], int]:
+    """The metrics in a piece, and the number of lines that are none."""
     # A program that is killed while writing leaves half a line, as the last one.
     whole = data[: data.rfind(b"\n") + 1]
-    return [MetricPoint.model_validate_json(line) for line in whole.splitlines()]
+    points, bad = [], 0
+    for line in whole.splitlines():
+        try:
+            points.append(MetricPoint.model_validate_json(line))
+        except ValidationError:
+            bad += 1
+    return points, bad
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:

@@ -7,8 +7,11 @@ meets the same samples, changed in the same way, in the same order.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,7 +69,20 @@ def load(data: Any, planned: list[NDArray[np.int64]], *, seed: int, epoch: int, 
         data.set_epoch(epoch)
     # Its own generator: the seeds that the loader draws for its workers must not come from the run's.
     own = torch.Generator().manual_seed(seed)
+    loader["worker_init_fn"] = functools.partial(_begin_worker, then=loader.get("worker_init_fn"))
     return iter(DataLoader(data, batch_sampler=[batch.tolist() for batch in planned], generator=own, **loader))
+
+
+def _begin_worker(worker: int, then: Callable[[int], None] | None) -> None:
+    # A machine that shuts down signals every process: the loop still needs its batch to reach the step boundary.
+    signal.signal(signal.SIGTERM, _let_one_pass)
+    if then is not None:
+        then(worker)
+
+
+def _let_one_pass(_number: int, _frame: FrameType | None) -> None:
+    # A second one is torch's, or python's at its exit, for a worker that does not end when told to.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def generator(seed: int, epoch: int, *, stream: str = "", index: int | None = None) -> np.random.Generator:

@@ -30,7 +30,7 @@ class Ending:
     """What is known when the program has ended.
 
     Args:
-        exit_code: minus the signal's number when a signal ended it.
+        exit_code: minus the signal's number when a signal ended it; None: it was killed and has not ended.
         result: its last word.
         progress: how far it was.
         asked: whether it had been asked to stop.
@@ -39,7 +39,7 @@ class Ending:
         oom_kills: processes that the kernel ended for lack of memory while it ran.
     """
 
-    exit_code: int
+    exit_code: int | None
     result: Result | None
     progress: Progress | None
     asked: Asked | None = None
@@ -84,6 +84,8 @@ def verdict(ending: Ending) -> tuple[Reason, str]:
 def _how_it_stopped(ending: Ending) -> str:
     saved = "nothing was saved" if ending.saved_step is None else f"saved at step {ending.saved_step}"
     where = f"stopped at step {ending.step}, {saved}"
+    if ending.exit_code is None:
+        return f"{where}; the program was killed and has not ended, as happens when a disk or a GPU does not answer"
     if ending.killed:
         return f"{where}; the program reached no step boundary in time and was killed"
     if ending.exit_code not in (0, EXIT_STOPPED):
@@ -99,7 +101,9 @@ def _what_was_wrong(ending: Ending) -> str:
     return f"the program ended with exit code 0 at {where} without calling run.finish(...)"
 
 
-def _exit(code: int) -> str:
+def _exit(code: int | None) -> str:
+    if code is None:
+        return "it has not ended"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -6,10 +6,13 @@ becomes orders in one queue.
 
 from __future__ import annotations
 
-import sys
+import json
 import threading
+import traceback
 from collections.abc import Callable
 from datetime import datetime
+
+from pydantic import ValidationError
 
 from gpucost.clock import SpecClock
 from gpucost.jobstore import Command, Control, FencedOut, JobStore
@@ -17,23 +20,19 @@ from gpucost.reasons import Reason
 from gpucost.training.notices import Action, Notices
 from gpucost.training.orders import Extend, Kill, Order, Save, Stop
 from gpucost.training.outage import brief
+from gpucost.training.say import say
 
 Put = Callable[[Order], None]
 
 
-def say(line: str) -> None:
-    """A line for people, in the agent's own log."""
-    print(f"gpucost agent: {line}", file=sys.stderr, flush=True)  # noqa: T201
-
-
 class Repeat(threading.Thread):
-    """Calls a function every `seconds` (real) until told to end; known errors are said and tried again.
+    """Calls a function every `seconds` (real) until told to end; errors are said, and it is tried again.
 
     Args:
         name: of what is done, for the message.
         seconds: real seconds between two calls.
         function: what to do.
-        errors: what it may raise while something outside is away.
+        errors: what it may raise while something outside is away, said in one line; anything else is said in full.
     """
 
     def __init__(self, name: str, seconds: float, function: Callable[[], None], errors: tuple[type[Exception], ...]):
@@ -42,7 +41,7 @@ class Repeat(threading.Thread):
         self._function = function
         self._errors = errors
         self._end = threading.Event()
-        self._failing = False
+        self._failing: type[Exception] | None = None
 
     def run(self) -> None:
         """Thread's work; use `start` and `end`."""
@@ -54,14 +53,16 @@ class Repeat(threading.Thread):
         """One call."""
         try:
             self._function()
-        except self._errors as error:
-            if not self._failing:  # Once per outage: an S3 that is away for an hour is not worth 1,000 lines.
-                say(f"{self.name}: {brief(error)}; trying again every {self._seconds:g} s")
-            self._failing = True
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is: without this thread the node would be deaf, or taken for dead, for the rest of its life.
+            if type(error) is not self._failing:  # Once per outage: an hour without S3 is not worth 1,000 lines.
+                what = brief(error) if isinstance(error, self._errors) else traceback.format_exc().strip()
+                say(f"{self.name}: {what}; trying again every {self._seconds:g} s")
+            self._failing = type(error)
         else:
             if self._failing:
                 say(f"{self.name}: works again")
-            self._failing = False
+            self._failing = None
 
     def end(self, timeout: float) -> bool:
         """Tell it to end and wait; whether it ended in time."""
@@ -93,13 +94,27 @@ class ControlWatch:
         except FencedOut as fenced:
             self._put(Kill(Reason.FENCED, str(fenced)))
             return
-        control = self._store.control(self._attempt)
+        control = self._control()
         if control.expires_at and control.expires_at != self._expires_at:
             self._expires_at = control.expires_at
             self._put(Extend(control.expires_at))
         if control.sequence > self._sequence:
             self._sequence = control.sequence
             self._obey(control)
+
+    def _control(self) -> Control:
+        try:
+            return self._store.control(self._attempt)
+        except ValidationError as wrong:
+            if {error["loc"] for error in wrong.errors()} != {("command",)}:
+                raise
+        # A newer release's command. What else it says, a later expiry above all, holds all the same.
+        document = json.loads(self._store.objects.get(f"{self._store.attempt_root(self._attempt)}/control.json"))
+        control = Control.model_validate({**document, "command": Command.RUN})
+        if control.sequence > self._sequence:
+            what = repr(document.get("command"))
+            say(f"control {control.sequence} asks for {what}, which this version does not know; going on as before")
+        return control
 
     def _obey(self, control: Control) -> None:
         why = control.why or f"control {control.sequence}: {control.command}"

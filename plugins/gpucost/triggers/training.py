@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,8 +27,18 @@ LEAST_SECONDS = 10.0
 """No event earlier than this after `run` began, in real seconds: Airflow 3.3 falsely fails a task whose trigger fires
 sooner (docs/decisions/0002-ten-seconds.md)."""
 
+RETRY_SECONDS = 15.0
+"""Real seconds until a trigger that could not watch tries again."""
+
 KILL_SECONDS = 25.0
 """Airflow gives `on_kill` 30 seconds; the reaper takes over from there."""
+
+KILLS = 32
+"""Tasks that can be ended at once."""
+
+_opening = ThreadPoolExecutor(max_workers=4, thread_name_prefix="gpucost-open")
+_killing = ThreadPoolExecutor(max_workers=KILLS, thread_name_prefix="gpucost-kill")
+"""Of our own: the event loop's few threads are everybody's, and ending a machine holds one for up to 25 seconds."""
 
 
 class TrainingTrigger(BaseTrigger):
@@ -76,10 +87,21 @@ class TrainingTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event, never sooner than Airflow can take it."""
         began = time.monotonic()
-        hub = await _hubs.get(self.connections)
-        event = await self._next(hub)
+        event = await self._seen()
         await asyncio.sleep(max(0.0, LEAST_SECONDS - (time.monotonic() - began)))
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    async def _seen(self) -> dict[str, Any]:
+        """What happened, however long connections, database or store are away before: the machine trains on.
+
+        A trigger that raises would fail its task, and the task's machine with it.
+        """
+        while True:
+            try:
+                return await self._next(await _hubs.get(self.connections))
+            except Exception:
+                log.exception("Job %s: cannot be watched now; tried again in %.0f s", self.job, RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _next(self, hub: Hub) -> dict[str, Any]:
         from gpucost.lifecycle.steps import Event, EventKind
@@ -100,10 +122,10 @@ class TrainingTrigger(BaseTrigger):
         """
         hub = await _hubs.get(self.connections)
         loop = asyncio.get_running_loop()
-        if await loop.run_in_executor(None, goes_on, hub.services, self.job):
+        if await loop.run_in_executor(_killing, goes_on, hub.services, self.job):
             log.info("Job %s: the task was cleared; its next try takes the machine over", self.job)
             return
-        await loop.run_in_executor(None, stop_job, hub.services, self.job, self.owner)
+        await loop.run_in_executor(_killing, stop_job, hub.services, self.job, self.owner)
 
 
 def goes_on(services: Services, job: str) -> bool:
@@ -157,7 +179,8 @@ class _Hubs:
         key = tuple(sorted(connections.items()))
         async with _Hubs._lock:
             if key not in self._made:
-                self._made[key] = await asyncio.get_running_loop().run_in_executor(None, _make_hub, connections)
+                loop = asyncio.get_running_loop()
+                self._made[key] = await loop.run_in_executor(_opening, _make_hub, connections)
             return self._made[key]
 
 

@@ -28,7 +28,7 @@ def world(database: Database) -> World:
 
 def ready(database: Database) -> World:
     world = World(database)
-    world.services.jobs.begin(TASK, wanted(), START)
+    world.services.jobs.begin(TASK, wanted(), "me", 3, START)
     return world
 
 
@@ -193,8 +193,19 @@ def test_while_the_api_is_away_nothing_is_taken_for_gone(world: World) -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_another_pool_is_asked_only_where_it_may_help(reason: Reason) -> None:
-    helps = {Reason.NO_CAPACITY, Reason.PRICE_TOO_LOW, Reason.THROTTLED, Reason.CLOUD_ERROR}
+    helps = {Reason.NO_CAPACITY, Reason.PRICE_TOO_LOW, Reason.QUOTA, Reason.THROTTLED, Reason.CLOUD_ERROR}
     assert may_ask_elsewhere(ProviderError(reason, "no")) is (reason in helps)
+
+
+def test_nothing_is_bought_for_a_job_that_another_try_works_on_or_that_has_ended(world: World) -> None:
+    services = world.services
+    services.jobs.begin(TASK, wanted(), "next try", 3, START)
+    with pytest.raises(NotOwner, match="nothing was bought"):
+        intend(services.buyer)
+    assert services.jobs.end(TASK.key, "next try", Reason.CANCELLED, START)
+    with pytest.raises(NotOwner):
+        intend(services.buyer, "next try")
+    assert services.leases.of_job(TASK.key) == []
 
 
 # A crash at every line.
@@ -233,7 +244,7 @@ def test_a_crash_at_every_line_of_buying_buys_once_and_leaves_nothing(
     emptied: Callable[[], Database], done: bool, slow: bool
 ) -> None:
     def run(world: World, buyer: Buyer) -> None:
-        buyer.buy(intend(buyer, "first"))
+        buyer.buy(intend(buyer))
 
     for line in range(LINES):
         world = ready(emptied())
@@ -270,7 +281,7 @@ def test_a_crash_at_every_line_of_releasing_leaves_nothing(
 
     for line in range(LINES):
         world = ready(emptied())
-        lease = intend(world.services.buyer, "first")
+        lease = intend(world.services.buyer)
         if slow:
             world.provider.end_takes = timedelta(minutes=1)
         if state == "active":

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 
 from gpucost.capacity.providers.base import LaunchRequest, ProviderError
 from gpucost.capacity.providers.ec2 import Ec2
+from gpucost.capacity.providers.ec2_shapes import installation
 from gpucost.capacity.sites import Sites
 from gpucost.market.pool import CapacityType
 from gpucost.reasons import Reason
@@ -158,11 +159,12 @@ def test_describing_nothing_asks_nothing() -> None:
     assert client.calls == []
 
 
-def test_owned_machines_are_those_with_our_tag_that_are_not_over() -> None:
+def test_owned_machines_are_those_of_this_installation_that_are_not_over() -> None:
     over = instance(InstanceId="i-0", State={"Code": 48, "Name": "terminated"})
     client = Client(describe_instances=[{"Reservations": [{"Instances": [over, instance(InstanceId="i-1")]}]}])
     assert [machine.instance_id for machine in provider(client).owned("us-east-1")] == ["i-1"]
-    assert client.named("describe_instances")[0]["Filters"] == [{"Name": "tag-key", "Values": ["gpucost:lease"]}]
+    ours = {"Name": "tag:gpucost:installation", "Values": [installation(SITE)]}
+    assert client.named("describe_instances")[0]["Filters"] == [ours]
 
 
 def test_an_id_that_is_gone_does_not_keep_the_others_alive() -> None:

@@ -14,7 +14,7 @@ from botocore.validate import ParamValidator
 
 from gpucost.capacity.access import RoleAccess
 from gpucost.capacity.providers.base import LaunchRequest
-from gpucost.capacity.providers.ec2_shapes import as_machine, fleet_request, template_data
+from gpucost.capacity.providers.ec2_shapes import as_machine, fleet_request, installation, template_data
 from gpucost.capacity.sites import ListPrice, Site, StoreSettings
 from gpucost.market.pool import CapacityType
 from gpucost.money import InstanceHourPrice
@@ -92,7 +92,18 @@ def test_the_machine_carries_our_tags_and_the_token_that_finds_it_again() -> Non
     [tags] = fleet_request(request(), SITE, "t")["TagSpecifications"]
     assert tags["ResourceType"] == "instance"
     named = {tag["Key"]: tag["Value"] for tag in tags["Tags"]}
-    assert named == {"gpucost:lease": "lease-1", "Name": "gpucost digits", "gpucost:token": "t" * 32}
+    assert named == {
+        "gpucost:lease": "lease-1",
+        "Name": "gpucost digits",
+        "gpucost:token": "t" * 32,
+        "gpucost:installation": installation(SITE),
+    }
+
+
+def test_two_installations_in_one_account_do_not_share_machines() -> None:
+    staging = SITE.model_copy(update={"store": SITE.store.model_copy(update={"url": "s3://staging"})})
+    assert installation(staging) != installation(SITE)
+    assert installation(SITE.model_copy(update={"image": "ami-1"})) == installation(SITE), "an upgrade changes nothing"
 
 
 @pytest.mark.parametrize("changes", [{}, {"role": None, "security_groups": (), "subnets": {}}])

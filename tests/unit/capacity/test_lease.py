@@ -24,7 +24,7 @@ LATER = START + timedelta(hours=1)
 
 @pytest.fixture
 def store(database: Database) -> LeaseStore:
-    Jobs(database).begin(TASK, wanted(), START)
+    Jobs(database).begin(TASK, wanted(), "me", 3, START)
     return LeaseStore(database)
 
 
@@ -101,26 +101,26 @@ def test_the_bill_s_times_are_the_cloud_s(store: LeaseStore) -> None:
 
 
 def test_after_adoption_only_the_new_owner_acts(store: LeaseStore) -> None:
-    store.intend(intent(owner="old"))
+    store.intend(intent())
     old = store.get("lease-1")
     new = store.adopt(old, "new", LATER)
-    with pytest.raises(NotOwner, match=r"terminating refused to old \(state requested, owner new\)"):
+    with pytest.raises(NotOwner, match=r"terminating refused to me \(state requested, owner new\)"):
         store.terminating(old, Reason.CANCELLED, LATER)
     assert store.terminating(new, Reason.STOPPED, LATER).state is LeaseState.TERMINATING
-    assert [(event, note) for _, event, note in store.history("lease-1")][1] == ("adopted", "from old")
+    assert [(event, note) for _, event, note in store.history("lease-1")][1] == ("adopted", "from me")
 
 
 def test_of_two_who_adopt_one_wins(store: LeaseStore) -> None:
-    store.intend(intent(owner="old"))
+    store.intend(intent())
     old = store.get("lease-1")
     store.adopt(old, "first", LATER)
-    with pytest.raises(NotOwner, match="no longer held by old; not adopted"):
+    with pytest.raises(NotOwner, match="no longer held by me; not adopted"):
         store.adopt(old, "second", LATER)
     assert store.get("lease-1").owner == "first"
 
 
 def test_of_many_processes_that_race_for_a_lease_one_wins(store: LeaseStore, database: Database) -> None:
-    store.intend(intent(owner="old"))
+    store.intend(intent())
     old = store.get("lease-1")
     won: list[str] = []
 
@@ -163,7 +163,7 @@ def test_pools_that_failed_us_lately_are_known_with_the_moment(store: LeaseStore
     store.intend(intent(1))
     store.fail(intent(1), Reason.NO_CAPACITY, "none left", LATER)
     store.intend(intent(2))
-    store.fail(intent(2), Reason.QUOTA, "quota", LATER)
+    store.fail(intent(2), Reason.CLOUD_ERROR, "503", LATER)
     assert [(lease.id, at) for lease, at in store.refused_since(START)] == [("lease-1", LATER)]
     assert store.refused_since(LATER + timedelta(seconds=1)) == []
 

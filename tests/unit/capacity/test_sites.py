@@ -98,6 +98,11 @@ def test_a_node_whose_agent_fails_ends_all_the_same(tmp_path: Path) -> None:
     assert said == ["python3 - bucket prefix/agents/x.zip", "shutdown -h now"]
 
 
+def test_the_agents_watchdog_gets_the_command_that_ends_the_machine(tmp_path: Path) -> None:
+    run_with_stubs(RoleAccess().start_script(SITE, "agents/x.zip"), tmp_path)
+    assert (tmp_path / "watchdog").read_text().splitlines()[-1] == "shutdown -h now"
+
+
 def test_the_start_script_is_the_same_for_all_nodes_of_a_site_and_holds_no_secret() -> None:
     script = RoleAccess().start_script(SITE, "agents/x.zip")
     assert script == RoleAccess().start_script(SITE, "agents/x.zip")
@@ -116,7 +121,9 @@ def run_with_stubs(script: str, folder: Path, *, python_fails: bool = False) -> 
     for name in ("python3", "shutdown"):
         stub = folder / name
         fails = "exit 1" if python_fails and name == "python3" else "exit 0"
-        stub.write_text(f'#!/bin/bash\necho "{name} $*" >> {folder}/said\n{fails}\n')
+        stub.write_text(
+            f'#!/bin/bash\necho "{name} $*" >> {folder}/said\necho "$GPUCOST_SHUTDOWN" >> {folder}/watchdog\n{fails}\n'
+        )
         stub.chmod(0o755)
     subprocess.run(
         ["bash", "-c", script], cwd=folder, env={"PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True, check=False

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import func, inspect, select, text
+from sqlalchemy import event, func, inspect, select, text
 from sqlalchemy.exc import IntegrityError, StatementError
 
-from gpucost.db.engine import Database
+from gpucost.db.engine import VERSION_TABLE, Database, DatabaseTooNew
 from gpucost.db.tables import AttemptRow, Base, ChargeRow, DecisionRow, JobRow, LeaseRow, PlacementRow
 
 NOW = datetime(2026, 11, 30, 12, 0, 0, 123456, tzinfo=UTC)
-VERSIONS = "gpucost_alembic_version"
 
 
 @pytest.fixture
@@ -37,6 +38,8 @@ def job(key: str = "job", **changes: Any) -> JobRow:
         "task_id": "t",
         "map_index": -1,
         "generation": 1,
+        "owner": "o",
+        "tries_allowed": 0,
         "name": "n",
         "project": "p",
         "team": "t",
@@ -81,7 +84,7 @@ def charge(**changes: Any) -> ChargeRow:
 
 def differences(db: Database) -> list[Any]:
     with db.engine.connect() as connection:
-        options = {"compare_type": True, "version_table": VERSIONS}
+        options = {"compare_type": True, "version_table": VERSION_TABLE}
         return list(compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata))
 
 
@@ -101,11 +104,55 @@ def test_migrating_again_keeps_what_is_there(db: Database) -> None:
     db.migrate()
     with db.transaction() as session:
         assert session.get(JobRow, "job") is not None
-        assert session.scalars(text(f"SELECT version_num FROM {VERSIONS}")).all() != []  # noqa: S608
+        assert session.scalars(text(f"SELECT version_num FROM {VERSION_TABLE}")).all() != []  # noqa: S608
+
+
+def test_many_who_open_an_empty_database_at_once_all_find_it_ready(tmp_path: Path) -> None:
+    def open_it(_: int) -> set[str]:
+        mine = Database(f"sqlite:///{tmp_path}/new.db")
+        mine.migrate()
+        tables = set(inspect(mine.engine).get_table_names())
+        mine.close()
+        return tables
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(open_it, range(4))) == [{*Base.metadata.tables, VERSION_TABLE}] * 4
+
+
+def test_a_database_that_is_up_to_date_is_left_alone(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "upgrade", lambda *_: pytest.fail("there is nothing to do"))
+    db.migrate()
+
+
+def test_a_newer_database_is_refused_with_what_to_do(db: Database) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'"))  # noqa: S608
+    with pytest.raises(DatabaseTooNew, match=r"got revision '0999', expected one up to '0001'; .*install that release"):
+        db.migrate()
+
+
+def test_on_postgresql_the_schema_changes_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database(f"sqlite:///{tmp_path}/new.db")
+    said: list[str] = []
+
+    @event.listens_for(database.engine, "before_cursor_execute", retval=True)
+    def _note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+        said.append(statement)
+        return ("SELECT 1", ()) if "pg_advisory" in statement else (statement, parameters)
+
+    @event.listens_for(database.engine, "begin")
+    def _call_it_postgresql(connection: Any) -> None:
+        monkeypatch.setattr(connection.dialect, "name", "postgresql")
+
+    monkeypatch.setattr(command, "upgrade", lambda *_: said.append("upgrade"))
+    database.migrate()
+    locked = next(place for place, statement in enumerate(said) if "pg_advisory_xact_lock" in statement)
+    assert locked < said.index("upgrade")
+    database.close()
 
 
 def test_an_empty_file_gets_every_table_and_its_own_version_table(db: Database) -> None:
-    assert set(inspect(db.engine).get_table_names()) == {*Base.metadata.tables, VERSIONS}
+    assert set(inspect(db.engine).get_table_names()) == {*Base.metadata.tables, VERSION_TABLE}
 
 
 def test_money_comes_back_exact_and_sums_exactly(db: Database) -> None:
@@ -167,7 +214,7 @@ def test_documents_come_back_as_they_were(db: Database) -> None:
         assert session.scalars(select(PlacementRow)).one().alternatives == ranked
         row = session.get_one(JobRow, "job")
         assert (row.spec, row.policy_state) == ({"seed": 1, "arguments": ["--epochs", "3"]}, None)
-        assert (row.logged_step, row.mlflow_run_id) == (-1, None)
+        assert (row.logged_attempt, row.logged_chunk, row.logged_steps, row.mlflow_run_id) == (0, -1, {}, None)
 
 
 def test_an_error_leaves_nothing_of_its_transaction(db: Database) -> None:
@@ -217,7 +264,7 @@ def test_processes_that_read_and_then_write_follow_each_other(db: Database, tmp_
         for _ in range(10):
             with mine.transaction() as session:
                 row = session.get_one(JobRow, "job")
-                row.logged_step += 1
+                row.logged_chunk += 1
         mine.close()
 
     threads = [threading.Thread(target=count_up) for _ in range(4)]
@@ -226,4 +273,4 @@ def test_processes_that_read_and_then_write_follow_each_other(db: Database, tmp_
     for thread in threads:
         thread.join()
     with db.transaction() as session:
-        assert session.get_one(JobRow, "job").logged_step == 39
+        assert session.get_one(JobRow, "job").logged_chunk == 39

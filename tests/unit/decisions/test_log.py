@@ -22,7 +22,15 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
     database.migrate()
     with database.transaction() as session:
         for key in ("job", "other"):
-            facts = {"dag_id": "d", "run_id": key, "task_id": "t", "map_index": -1, "generation": 1}
+            facts = {
+                "dag_id": "d",
+                "run_id": key,
+                "task_id": "t",
+                "map_index": -1,
+                "generation": 1,
+                "owner": "o",
+                "tries_allowed": 0,
+            }
             row = JobRow(key=key, name="n", project="p", team="t", spec={}, created_at=NOW, deadline=NOW, **facts)
             session.add(row)
     yield DecisionLog(database)

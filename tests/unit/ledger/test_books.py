@@ -45,7 +45,15 @@ def books(db: Database) -> Books:
 
 
 def add_job(db: Database, key: str) -> None:
-    facts = {"dag_id": "d", "run_id": key, "task_id": "t", "map_index": -1, "generation": 1}
+    facts = {
+        "dag_id": "d",
+        "run_id": key,
+        "task_id": "t",
+        "map_index": -1,
+        "generation": 1,
+        "owner": "o",
+        "tries_allowed": 0,
+    }
     with db.transaction() as session:
         session.add(
             JobRow(key=key, name="digits", project="p", team="t", spec={}, created_at=LAUNCH, deadline=LAUNCH, **facts)

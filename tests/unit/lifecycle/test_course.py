@@ -29,6 +29,9 @@ from tests.fakes.crash import OBJECT_CALLS, PROVIDER_CALLS, Crash, Fragile, Frag
 from tests.fakes.provider import pool
 from tests.fakes.rooms import START, TASK, World, wanted
 
+CLEARED = 4
+"""Airflow's `max_tries` after a clear."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -291,7 +294,6 @@ def test_one_refusal_leads_to_the_next_cheapest(drive: Drive) -> None:
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        (Reason.QUOTA, "ask the provider to raise the quota"),
         (Reason.NOT_AUTHORIZED, "give the connection's identity the permission"),
         (Reason.BAD_REQUEST, "correct the site's settings"),
     ],
@@ -302,8 +304,82 @@ def test_what_only_a_person_can_mend_ends_the_job_with_advice(drive: Drive, reas
         drive.begin()
     assert ended.value.reason is reason
     assert advice in str(ended.value)
-    assert len(drive.world.provider.named("launch")) == 1, "a quota is not tried for ever"
+    assert len(drive.world.provider.named("launch")) == 1, "what cannot help is not tried for ever"
     assert left(drive.world) == (0, [])
+    assert drive.world.services.jobs.ended_as(TASK.key) is reason, "its books are closed"
+
+
+def test_a_quota_leaves_out_every_pool_that_it_counts_for(drive: Drive) -> None:
+    for zone in "abc":
+        drive.world.provider.refuse(pool(zone), Reason.QUOTA)
+    assert isinstance(drive.begin(), Pause)
+    assert len(drive.world.provider.named("launch")) == 1, "the other zones' spot counts for the same quota"
+    drive.world.pass_hours(5.8)
+    assert drive.lease(drive.hear(EventKind.TIME)).pool.capacity_type is CapacityType.ON_DEMAND
+
+
+def test_a_job_with_quotas_in_every_way_ends_and_names_them(drive: Drive) -> None:
+    drive.world.provider.refuse_all(Reason.QUOTA, "VcpuLimitExceeded: 0 vCPU of G instances")
+    assert isinstance(drive.begin(), Pause)
+    drive.world.pass_hours(5.8)
+    with pytest.raises(
+        CourseEnded, match=r"VcpuLimitExceeded: 0 vCPU of G instances.*ask the provider to raise"
+    ) as ended:
+        drive.hear(EventKind.TIME)
+    assert ended.value.reason is Reason.QUOTA
+
+
+def test_a_stale_try_acts_on_nothing_that_the_next_one_holds(drive: Drive) -> None:
+    lease = drive.bought()
+    stale = drive.course
+    drive.take("second")
+    drive.lease(drive.begin())
+    for kind in EventKind:
+        drive.course = stale
+        with pytest.raises(NotOwner):
+            drive.hear(kind, None if kind is EventKind.TIME else lease)
+    with pytest.raises(NotOwner):
+        stale.pursue()
+    assert len(drive.world.provider.alive()) == 1
+    assert drive.world.services.store(TASK.key).control(1).command is Command.RUN
+    assert drive.world.services.leases.get(lease.id).owner == "second"
+
+
+def test_a_job_that_was_cancelled_in_mid_purchase_buys_nothing(drive: Drive) -> None:
+    drive.course.begin(drive.folder)
+    assert drive.course.stop(Reason.CANCELLED) is True
+    with pytest.raises(NotOwner):
+        drive.course.pursue()
+    assert drive.world.provider.named("launch") == []
+
+
+def test_a_running_job_whose_budget_is_used_up_is_asked_to_leave(drive: Drive) -> None:
+    lease = drive.bought()
+    assert drive.course.reason_to_leave(lease) is None
+    drive.world.pass_hours(17)
+    why = drive.course.reason_to_leave(lease)
+    assert why is not None
+    assert "all of $5.0000" in why
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"world_size": 2},
+        {"environment": {"wheels": ("s3://b/w.whl",)}},
+        {"environment": {"image": "ami-1"}},
+        {"data": {"train": "s3://b/d"}},
+        {"recipe": {"amp": "bf16"}},
+        {"sensitivity": "confidential"},
+    ],
+)
+def test_what_no_node_could_do_yet_is_refused_before_a_machine_is_bought(
+    world: World, folder: Path, job: dict[str, Any]
+) -> None:
+    drive = Drive(world, folder, **job)
+    with pytest.raises(ValueError, match=f"not there yet: {next(iter(job))}.*nothing was bought"):
+        drive.begin()
+    assert world.provider.calls == []
 
 
 def test_a_lost_answer_buys_once(drive: Drive) -> None:
@@ -371,7 +447,6 @@ def test_losing_every_machine_before_its_first_step_ends_in_a_failure_not_in_a_b
         ({"deadline": START + timedelta(hours=1)}, Reason.DEADLINE_IMPOSSIBLE, "would finish at 2026-11-30 14:06 UTC"),
         ({"budget": "0.50 USD"}, Reason.BUDGET_EXHAUSTED, r"raise the budget to \$0.6300"),
         ({"gpu": {"kinds": ("H100",)}}, Reason.BAD_REQUEST, "no pool fits the job"),
-        ({"program": "other.py"}, Reason.BAD_PROGRAM, r"'other\.py' is not in"),
     ],
 )
 def test_what_cannot_be_done_costs_nothing(
@@ -383,6 +458,12 @@ def test_what_cannot_be_done_costs_nothing(
     assert ended.value.reason is reason
     assert world.provider.named("launch") == []
     assert world.services.leases.of_job(TASK.key) == []
+
+
+def test_a_program_that_is_not_there_costs_nothing(world: World, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"program: 'other\.py' is not in"):
+        Drive(world, folder, program="other.py").begin()
+    assert world.provider.calls == []
 
 
 # Failures of the program.
@@ -431,7 +512,7 @@ def test_a_retry_settles_what_ended_meanwhile(drive: Drive) -> None:
 def test_clearing_after_success_starts_the_next_generation(drive: Drive) -> None:
     done = drive.complete(drive.bought())
     assert isinstance(done, Finished)
-    following = drive.world.services.jobs.current(TASK)
+    following = drive.world.services.jobs.current(TASK, CLEARED)
     assert following == TASK.next_generation()
     drive.take("second", following)
     lease = drive.bought()
@@ -444,7 +525,7 @@ def test_clearing_a_failed_job_goes_on_with_it(drive: Drive) -> None:
     drive.world.exit(first.id, Reason.BAD_PROGRAM)
     with pytest.raises(CourseEnded):
         drive.hear(EventKind.EXITED, first)
-    assert drive.world.services.jobs.current(TASK) == TASK
+    assert drive.world.services.jobs.current(TASK, CLEARED) == TASK
 
 
 def test_clearing_while_it_runs_lets_the_new_try_go_on_and_the_old_one_end_nothing(drive: Drive) -> None:
@@ -471,7 +552,7 @@ def test_cancelling_ends_the_machine_charges_it_and_a_later_clear_goes_on(drive:
     assert drive.world.services.books.job_cost(TASK.key) == Money.usd("0.30")
     assert drive.world.services.jobs.ended_as(TASK.key) is Reason.CANCELLED
     assert drive.course.stop(Reason.CANCELLED) is True
-    assert drive.world.services.jobs.current(TASK) == TASK
+    assert drive.world.services.jobs.current(TASK, CLEARED) == TASK
     drive.take("second")
     assert drive.bought().attempt == 2
 
@@ -636,7 +717,7 @@ def act_on(crashed: Drive, act: Act, world: World) -> None:
 def finish(world: World, folder: Path, where: str) -> None:
     """The next try goes on from wherever the dead one stood, to the end."""
     drive = Drive(world, folder)
-    task = world.services.jobs.current(TASK)
+    task = world.services.jobs.current(TASK, 0)
     if task != TASK:
         assert world.services.jobs.ended_as(TASK.key) is Reason.COMPLETED, where
     else:

@@ -1,26 +1,25 @@
-"""Why it ended, how far it is, and that telling MLflow sends each step once."""
+"""Why it ended, how far it is, and what its end leaves in the books and in MLflow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpucost.capacity.lease import Attempt, Lease, LeaseState
 from gpucost.db.engine import Database
-from gpucost.jobstore import ExitRecord, JobStore, MetricPoint
+from gpucost.jobstore import ExitRecord, JobStore
 from gpucost.lifecycle import settlement, tracking
 from gpucost.lifecycle.progress import Progress, read_progress
 from gpucost.lifecycle.steps import Event, EventKind
 from gpucost.money import InstanceHourPrice
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
-from gpucost.tracking.mlflow_tracker import RunStatus, TrackingAway
+from gpucost.tracking.mlflow_tracker import RunStatus
 from tests.fakes.provider import pool, quote
 from tests.fakes.rooms import START, TASK, World, wanted
+from tests.fakes.tracker import FakeTracker
 
 
 def lease(state: LeaseState = LeaseState.ACTIVE, end_reason: Reason | None = None) -> Lease:
@@ -85,7 +84,7 @@ def running(world: World) -> Lease:
 
 
 def buy(world: World) -> Lease:
-    world.services.jobs.begin(TASK, wanted(), START)
+    world.services.jobs.begin(TASK, wanted(), "me", 3, START)
     expires = START + timedelta(hours=5)
     buyer = world.services.buyer
     return buyer.buy(buyer.intend(TASK.key, 1, quote(pool(), "0.30", START), None, "me", expires))
@@ -120,53 +119,9 @@ def test_more_steps_than_were_planned_leave_no_negative_work() -> None:
 # Telling MLflow.
 
 
-class Tracker:
-    """An MLflow that notes what it is told, and can be away."""
-
-    def __init__(self) -> None:
-        self.away = False
-        self.steps: list[int] = []
-        self.costs: dict[str, dict[str, Any]] = {}
-        self.closed: dict[str, RunStatus] = {}
-        self.texts: list[str] = []
-
-    def _answer(self) -> None:
-        if self.away:
-            raise TrackingAway("connection refused")
-
-    def job_run(self, job: str, **_: Any) -> str:
-        self._answer()
-        return f"run of {job}"
-
-    def attempt_run(self, run_id: str, number: int, **_: Any) -> str:
-        self._answer()
-        return f"attempt {number}"
-
-    def log_points(self, run_id: str, points: Iterable[MetricPoint], after: int) -> int:
-        self._answer()
-        fresh = [point.step for point in points if point.step > after]
-        self.steps += fresh
-        return max([after, *fresh])
-
-    def log_costs(self, run_id: str, step: int, costs: dict[str, Any]) -> None:
-        self._answer()
-        self.costs.setdefault(run_id, {}).update(costs)
-
-    def set_tags(self, run_id: str, tags: Any) -> None:
-        self._answer()
-
-    def log_text(self, run_id: str, path: str, text: str) -> None:
-        self._answer()
-        self.texts.append(text)
-
-    def close(self, run_id: str, status: RunStatus, at: Any = None) -> None:
-        self._answer()
-        self.closed[run_id] = status
-
-
 @pytest.fixture
-def tracked(database: Database, tmp_path: Path) -> tuple[World, Tracker, Lease]:
-    tracker = Tracker()
+def tracked(database: Database, tmp_path: Path) -> tuple[World, FakeTracker, Lease]:
+    tracker = FakeTracker()
     world = World(database, tracker=tracker)
     bought = buy(world)
     world.services.leases.begin_attempt(Attempt(job=TASK.key, number=1, started_at=START))
@@ -174,46 +129,15 @@ def tracked(database: Database, tmp_path: Path) -> tuple[World, Tracker, Lease]:
     return world, tracker, bought
 
 
-def test_each_step_is_told_once_and_none_is_lost_while_mlflow_is_away(tracked: tuple[World, Tracker, Lease]) -> None:
-    world, tracker, bought = tracked
-    world.upload_metrics(bought.id, 1, 2)
-    tracking.forward_metrics(world.services, TASK.key)
-    tracking.forward_metrics(world.services, TASK.key)
-    tracker.away = True
-    world.upload_metrics(bought.id, 3, 4)
-    tracking.forward_metrics(world.services, TASK.key)
-    tracker.away = False
-    world.upload_metrics(bought.id, 5)
-    tracking.forward_metrics(world.services, TASK.key)
-    assert tracker.steps == [1, 2, 3, 4, 5]
-
-
-def test_a_run_that_mlflow_did_not_open_at_the_start_is_opened_when_it_is_back(database: Database) -> None:
-    tracker = Tracker()
-    tracker.away = True
-    world = World(database, tracker=tracker)
-    bought = buy(world)
-    world.services.leases.begin_attempt(Attempt(job=TASK.key, number=1, started_at=START))
-    tracking.job_began(world.services, TASK, wanted())
-    world.upload_metrics(bought.id, 1, 2)
-    tracking.forward_metrics(world.services, TASK.key)
-    assert world.services.jobs.tracked(TASK.key) == (None, -1)
-    tracker.away = False
-    world.upload_metrics(bought.id, 3)
-    tracking.forward_metrics(world.services, TASK.key)
-    assert tracker.steps == [1, 2, 3]
-    assert world.services.jobs.tracked(TASK.key) == (f"run of {TASK.key}", 3)
-
-
 def test_a_finished_job_is_closed_with_quality_and_dollars_side_by_side(
-    tracked: tuple[World, Tracker, Lease],
+    tracked: tuple[World, FakeTracker, Lease],
 ) -> None:
     world, tracker, bought = tracked
     world.pass_hours(2.0)
     world.exit(bought.id, Reason.COMPLETED, results={"accuracy": 0.97}, saved_step=100)
     over = world.services.buyer.release(bought, Reason.COMPLETED)
     settlement.settle_attempt(world.services, TASK.key, over)
-    summary = settlement.finish(world.services, TASK.key, Reason.COMPLETED)
+    summary = settlement.finish(world.services, TASK.key, "me", Reason.COMPLETED)
     run = f"run of {TASK.key}"
     assert summary["mlflow_run_id"] == run
     assert tracker.costs[run]["final.accuracy"] == 0.97

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,9 +132,9 @@ def test_a_wrong_field_fails_at_once_by_name_and_buys_nothing(
     assert world.provider.named("launch") == []
 
 
-def test_a_quota_fails_for_good_with_advice(world: World, folder: Path) -> None:
-    world.provider.refuse_all(Reason.QUOTA, "VcpuLimitExceeded: 0 vCPU of G instances")
-    with pytest.raises(AirflowFailException, match=r"VcpuLimitExceeded.*What to do: ask the provider to raise"):
+def test_a_missing_permission_fails_for_good_with_advice(world: World, folder: Path) -> None:
+    world.provider.refuse_all(Reason.NOT_AUTHORIZED, "UnauthorizedOperation: ec2:CreateFleet")
+    with pytest.raises(AirflowFailException, match=r"ec2:CreateFleet.*What to do: give the connection's identity"):
         operator(folder).execute(context())
 
 
@@ -192,10 +193,45 @@ def test_resuming_goes_to_the_method_that_was_deferred_to(world: World, folder: 
     deferred(lambda: task.resume_execution("resume", arguments, context()))
 
 
-def test_a_task_killed_while_it_buys_ends_its_machine(world: World, folder: Path) -> None:
+def test_a_task_ended_by_a_user_while_it_buys_gives_its_machine_back(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpucost.operators.training.goes_on", lambda services, job: False)
+    task = operator(folder)
+    task.on_kill()
+    with pytest.raises(AirflowFailException, match="ended by a user"):
+        task.execute(context())
+    assert world.provider.alive() == []
+    assert world.services.jobs.ended_as(TASK.key) is Reason.CANCELLED
+
+
+def test_a_worker_that_is_shut_down_or_cleared_while_it_buys_keeps_its_machine(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpucost.operators.training.goes_on", lambda services, job: True)
     task = operator(folder)
     task.on_kill()
     deferred(lambda: task.execute(context()))
-    task.on_kill()
+    assert len(world.provider.alive()) == 1
+
+
+def test_a_retry_after_the_job_was_done_trains_nothing_again(world: World, folder: Path) -> None:
+    deferral = deferred(lambda: operator(folder).execute(context()))
+    world.exit(deferral.trigger.lease_id, Reason.COMPLETED, results={"accuracy": float("nan")})
+    done = operator(folder).resume(context(), event(EventKind.EXITED, deferral.trigger.lease_id), **deferral.kwargs)
+    again = operator(folder).execute(context(try_number=2))
+    assert again == done
+    assert json.loads(json.dumps(done, allow_nan=False))["results"] == {"accuracy": "nan"}
+    assert len(world.provider.machines) == 1
+
+
+def test_a_retry_with_a_wrong_field_leaves_no_machine_of_the_try_before(world: World, folder: Path) -> None:
+    deferred(lambda: operator(folder).execute(context()))
+    with pytest.raises(AirflowFailException, match="work_hours"):
+        operator(folder, job={"work_hours": -1}).execute(context(try_number=2))
     assert world.provider.alive() == []
-    assert world.services.jobs.ended_as(TASK.key) is Reason.CANCELLED
+
+
+def test_a_dag_s_own_retries_are_kept(folder: Path) -> None:
+    task = operator(folder, default_args={"retries": 7})
+    assert (task.retries, task.retry_delay) == (7, timedelta(seconds=10))

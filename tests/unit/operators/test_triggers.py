@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from gpucost.clock import ClockSpec, SpecClock
 from gpucost.lifecycle.steps import Event, EventKind
 from gpucost.reasons import Reason
 from gpucost.triggers import training
-from gpucost.triggers.training import KILL_SECONDS, LEAST_SECONDS, TrainingTrigger, stop_job
+from gpucost.triggers.training import KILL_SECONDS, KILLS, LEAST_SECONDS, RETRY_SECONDS, TrainingTrigger, stop_job
 from tests.fakes.provider import pool, quote
 from tests.fakes.rooms import START, TASK, World, wanted
 
@@ -122,11 +124,77 @@ def test_a_pause_that_is_over_still_takes_what_airflow_needs(
     assert time.slept == LEAST_SECONDS
 
 
+@pytest.mark.parametrize("where", ["connections", "watch"])
+def test_what_is_away_is_waited_for_however_long(
+    monkeypatch: pytest.MonkeyPatch, time: Time, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    event = Event(kind=EventKind.OVER, lease_id="lease-1", at=START, note="gone")
+    failures = iter(range(100))
+
+    def fail_at(place: str) -> None:
+        if place == where and next(failures, None) is not None:
+            raise OSError("the store is away")
+
+    class Hub:
+        async def watch(self, *asked: str) -> Event:
+            fail_at("watch")
+            return event
+
+    class Hubs:
+        async def get(self, connections: Any) -> Any:
+            fail_at("connections")
+            return Hub()
+
+    monkeypatch.setattr(training, "_hubs", Hubs())
+
+    async def run() -> list[Any]:
+        return [found.payload async for found in trigger(lease_id="lease-1").run()]
+
+    [payload] = asyncio.run(run())
+    assert Event.model_validate(payload) == event
+    assert time.slept == pytest.approx(100 * RETRY_SECONDS)
+    assert f"Job {TASK.key}: cannot be watched now; tried again in 15 s" in caplog.text
+
+
+def test_an_ended_trigger_tries_no_more(monkeypatch: pytest.MonkeyPatch, time: Time) -> None:
+    async def cancelled(connections: Any) -> Any:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(training, "_hubs", SimpleNamespace(get=cancelled))
+
+    async def run() -> list[Any]:
+        return [event async for event in trigger(lease_id="lease-1").run()]
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert time.slept == 0.0
+
+
+def test_many_ends_at_once_leave_the_loop_s_own_threads_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(KILLS + 1, timeout=20)
+
+    class Hubs:
+        async def get(self, _: Any) -> Any:
+            return SimpleNamespace(services=None)
+
+    monkeypatch.setattr(training, "_hubs", Hubs())
+    monkeypatch.setattr(training, "goes_on", lambda services, job: False)
+    monkeypatch.setattr(training, "stop_job", lambda services, job, owner: together.wait())
+
+    async def all_at_once() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        ends = [asyncio.create_task(trigger(job=str(number)).on_kill()) for number in range(KILLS)]
+        await asyncio.to_thread(together.wait)
+        await asyncio.gather(*ends)
+
+    asyncio.run(all_at_once())
+
+
 # Ending what a user ended.
 
 
 def buy(world: World) -> Lease:
-    world.services.jobs.begin(TASK, wanted(), START)
+    world.services.jobs.begin(TASK, wanted(), "me", 3, START)
     expires = START + timedelta(hours=5)
     buyer = world.services.buyer
     return buyer.buy(buyer.intend(TASK.key, 1, quote(pool(), "0.30", START), None, "me", expires))

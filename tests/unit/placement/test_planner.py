@@ -69,13 +69,28 @@ def test_every_pool_is_ranked_and_every_loser_says_why() -> None:
     assert (pool("b").key, "no_capacity at 12:00, asked again from 12:15") in found.left_out
 
 
-def test_the_yardstick_for_savings_is_the_cheapest_on_demand() -> None:
-    dearer = quote(pool("a", CapacityType.ON_DEMAND), "1.50", START)
-    cheaper = quote(pool("b", CapacityType.ON_DEMAND), "1.20", START)
-    found = decide([quote(pool("a"), "0.3", START), dearer, cheaper])
-    assert found.on_demand is not None
-    assert found.on_demand.quote is cheaper
-    assert decide([quote(pool("a"), "0.3", START)]).on_demand is None
+def test_the_yardstick_for_savings_is_the_same_machine_on_demand() -> None:
+    same = quote(pool("a", CapacityType.ON_DEMAND), "1.50", START)
+    cheaper_elsewhere = quote(pool("b", CapacityType.ON_DEMAND), "1.20", START)
+    found = decide([quote(pool("a"), "0.3", START), same, cheaper_elsewhere])
+    assert found.on_demand_price(pool("a")) == same.price
+    assert decide([quote(pool("a"), "0.3", START)]).on_demand_price(pool("a")) is None
+
+
+def test_a_purchase_that_would_break_the_budget_is_not_made_however_cheap_the_refused_ones_were() -> None:
+    refused = {pool(zone).key: "no_capacity" for zone in "abc"}
+    with pytest.raises(BudgetTooSmall, match=r"budget: got \$2.00.*on-demand.*expected to cost"):
+        decide(
+            [quote(pool("a"), "0.3", START), quote(pool("a", CapacityType.ON_DEMAND), "10", START)],
+            job={"budget": Money.usd("2.00")},
+            refused=refused,
+            now=START + timedelta(hours=5.8),
+        )
+
+
+def test_a_running_job_that_has_used_up_its_budget_is_told_so() -> None:
+    with pytest.raises(BudgetTooSmall, match="all of"):
+        decide(job={"budget": Money.usd("2.00")}, spent=Money.usd("2.01"), mode=Mode.SPOT, pool=pool("a"))
 
 
 def test_what_is_left_is_what_is_planned() -> None:

@@ -61,23 +61,23 @@ def point(step: int, at: datetime = NOW, **values: float) -> MetricPoint:
 
 def test_points_go_out_in_batches_that_the_server_takes() -> None:
     wire = Wire()
-    mark = wire.tracker().log_points("r", [point(step, loss=1, acc=0) for step in range(1250)], after_step=-1)
+    reached = wire.tracker().log_points("r", [point(step, loss=1, acc=0) for step in range(1250)], {})
     batches = [body["metrics"] for body in wire.bodies("runs/log-batch")]
     assert [len(batch) for batch in batches] == [1000, 1000, 500]
-    assert mark == 1249
+    assert reached == {"loss": 1249, "acc": 1249}
 
 
 def test_a_point_carries_the_nodes_own_time() -> None:
     wire = Wire()
-    wire.tracker().log_points("r", [point(4, at=NOW + timedelta(milliseconds=1500))], after_step=3)
+    wire.tracker().log_points("r", [point(4, at=NOW + timedelta(milliseconds=1500))], {"loss": 3})
     (body,) = wire.bodies("runs/log-batch")
     moment = int(NOW.timestamp() * 1000) + 1500
     assert body == {"run_id": "r", "metrics": [{"key": "loss", "value": 0.5, "timestamp": moment, "step": 4}]}
 
 
-def test_nothing_new_sends_nothing_and_keeps_the_watermark() -> None:
+def test_nothing_new_sends_nothing_and_changes_nothing() -> None:
     wire = Wire()
-    assert wire.tracker().log_points("r", [point(1), point(2)], after_step=2) == 2
+    assert wire.tracker().log_points("r", [point(1), point(2)], {"loss": 2, "acc": 1}) == {"loss": 2, "acc": 1}
     assert wire.sent == []
 
 
@@ -89,14 +89,33 @@ def test_a_step_that_two_attempts_did_counts_once() -> None:
         point(2, at=NOW + timedelta(hours=1), loss=9, acc=1),
         point(3, loss=1),
     ]
-    wire.tracker().log_points("r", points, after_step=-1)
+    wire.tracker().log_points("r", points, {})
     sent = [(metric["step"], metric["key"], metric["value"]) for metric in wire.bodies("runs/log-batch")[0]["metrics"]]
     assert sent == [(1, "loss", 3), (2, "loss", 2), (2, "acc", 1), (3, "loss", 1)]
 
 
+def test_metrics_of_one_step_may_come_one_after_the_other() -> None:
+    wire = Wire()
+    reached = wire.tracker().log_points("r", [point(100, loss=1)], {})
+    reached = wire.tracker().log_points("r", [point(100, accuracy=0.9), point(100, loss=7)], reached)
+    sent = [metric for body in wire.bodies("runs/log-batch") for metric in body["metrics"]]
+    assert [(metric["key"], metric["step"], metric["value"]) for metric in sent] == [
+        ("loss", 100, 1),
+        ("accuracy", 100, 0.9),
+    ]
+    assert reached == {"loss": 100, "accuracy": 100}
+
+
+def test_names_that_mlflow_cannot_tell_apart_count_once() -> None:
+    wire = Wire()
+    twins = MetricPoint(step=1, at=NOW, values={"acc@1": 1.0, "acc_1": 2.0})
+    assert wire.tracker().log_points("r", [twins], {}) == {"acc_1": 1}
+    assert len(wire.bodies("runs/log-batch")[0]["metrics"]) == 1
+
+
 def test_what_is_no_number_is_sent_as_protobuf_reads_it() -> None:
     wire = Wire()
-    wire.tracker().log_points("r", [point(1, a=math.nan, b=math.inf, c=-math.inf)], after_step=0)
+    wire.tracker().log_points("r", [point(1, a=math.nan, b=math.inf, c=-math.inf)], {})
     assert [metric["value"] for metric in wire.bodies("runs/log-batch")[0]["metrics"]] == [
         "NaN",
         "Infinity",
@@ -259,9 +278,16 @@ def test_no_answer_is_the_same_exception(error: type[httpx.RequestError]) -> Non
 def test_it_signs_in_with_what_it_was_given() -> None:
     wire = Wire()
     wire.tracker(token="t0ken").set_tags("r", {"gpucost.pool": "a"})
-    wire.tracker("http://ann:secret@mlflow").set_tags("r", {"gpucost.pool": "a"})
-    basic = base64.b64encode(b"ann:secret").decode()
-    assert [request.headers["authorization"] for request in wire.requests] == ["Bearer t0ken", f"Basic {basic}"]
+    wire.tracker("http://ann:s%40cret@mlflow").set_tags("r", {"gpucost.pool": "a"})
+    wire.tracker(login=("ann", "s@cret")).set_tags("r", {"gpucost.pool": "a"})
+    basic = "Basic " + base64.b64encode(b"ann:s@cret").decode()
+    assert [request.headers["authorization"] for request in wire.requests] == ["Bearer t0ken", basic, basic]
+
+
+def test_the_address_that_httpx_logs_holds_no_password() -> None:
+    wire = Wire()
+    wire.tracker("http://ann:secret@mlflow:5000/").set_tags("r", {"gpucost.pool": "a"})
+    assert str(wire.requests[0].url) == "http://mlflow:5000/api/2.0/mlflow/runs/log-batch"
 
 
 def test_the_page_shows_no_password() -> None:

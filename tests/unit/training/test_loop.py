@@ -16,8 +16,9 @@ import torch
 
 from gpucost.clock import ClockSpec, SpecClock
 from gpucost.job import CheckpointPlan, JobId
-from gpucost.jobstore import Command, JobSpec, JobStore, MetricPoint, Phase
+from gpucost.jobstore import Command, ExitRecord, JobSpec, JobStore, MetricPoint, Phase
 from gpucost.objects import Objects
+from gpucost.reasons import Reason
 from gpucost.training import checkpointed, outage, prepare, randomness, weights_digest
 from gpucost.training.loop import Fenced, Run, Stopped
 from gpucost.training.reporting import Reporter
@@ -263,6 +264,21 @@ def test_a_loss_that_is_no_number_is_told_as_it_is(node: Node) -> None:
     progress = node.workdir.progress()
     assert progress is not None
     assert progress.loss == math.inf
+
+
+def test_results_that_are_no_numbers_reach_the_exit_record_as_they_are(node: Node) -> None:
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(model.weight, math.nan)
+    with checkpointed(model, torch.optim.SGD(model.parameters()), epochs=1) as run:
+        run.finish({"loss": torch.tensor(math.nan), "best": math.inf, "worst": -math.inf})
+    result = node.workdir.result()
+    assert result is not None
+    assert result.weights_digest == weights_digest(model)
+    node.store.write_exit(ExitRecord(attempt=1, reason=Reason.COMPLETED, at=datetime.now(UTC), results=result.results))
+    record = node.store.exit_record(1)
+    assert record is not None
+    assert math.isnan(record.results["loss"])
+    assert (record.results["best"], record.results["worst"]) == (math.inf, -math.inf)
 
 
 def test_rates_are_told_per_second_of_the_jobs_clock(tmp_path: Path) -> None:

@@ -132,12 +132,12 @@ def test_a_notice_that_is_none_is_refused(text: str) -> None:
 def test_each_notice_is_told_once() -> None:
     service = Service()
     notices = Notices(Metadata({}, service))
-    assert notices.new() == []
+    assert list(notices.new()) == []
     service.set("events/recommendations/rebalance", '{"noticeTime": "2026-11-30T11:00:00Z"}')
-    assert notices.new() == [Rebalance(NOON - timedelta(hours=1))]
-    assert notices.new() == []
+    assert list(notices.new()) == [Rebalance(NOON - timedelta(hours=1))]
+    assert list(notices.new()) == []
     service.set("spot/instance-action", '{"action": "stop", "time": "2026-11-30T12:00:00Z"}')
-    assert notices.new() == [Action("stop", NOON)]
+    assert list(notices.new()) == [Action("stop", NOON)]
 
 
 def test_a_rebalance_saves_and_an_action_stops_before_its_time() -> None:
@@ -153,3 +153,14 @@ def test_a_rebalance_saves_and_an_action_stops_before_its_time() -> None:
     assert isinstance(stop, Stop)
     assert stop.reason is Reason.INTERRUPTED
     assert stop.within == pytest.approx(20)  # Twenty minutes at sixty times the speed are twenty real seconds.
+
+
+def test_a_notice_is_obeyed_although_another_cannot_be_read() -> None:
+    service = Service().set("events/recommendations/rebalance", "[]")
+    service.set("spot/instance-action", '{"action": "terminate", "time": "2026-11-30T12:00:00Z"}')
+    orders: list[Order] = []
+    watch = NoticeWatch(Notices(Metadata({}, service)), SpecClock(), orders.append)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="expected a JSON object"):
+            watch.look()
+    assert [type(order) for order in orders] == [Stop]

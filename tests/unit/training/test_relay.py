@@ -134,6 +134,36 @@ def test_metrics_arrive_as_written_but_for_half_a_line(node: Node) -> None:
     assert [point.step for _, points in node.store.metrics(3) for point in points] == [10, 20, 30]
 
 
+def test_lines_that_are_no_metrics_are_left_out_and_counted(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.workdir.add_metrics(MetricPoint(step=10, at=NOW, values={"loss": 0.1}))
+    with node.workdir.metrics.open("ab") as file:
+        file.write(b'{"step": -1}\nhello\n\xff\xfe\n')
+    node.workdir.add_metrics(MetricPoint(step=20, at=NOW, values={"loss": 0.1}))
+    node.relay.forward()
+    node.relay.forward(final=True)
+    assert [point.step for _, points in node.store.metrics(3) for point in points] == [10, 20]
+    assert node.relay.bad_metrics == 3
+    assert capsys.readouterr().err.count("3 lines are no metrics and were left out, 3 so far") == 1
+
+
+def test_what_the_program_garbled_stops_no_heartbeat(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("progress.json", "result.json"):
+        (node.workdir.path / name).write_text('{"step": "many"}')
+    node.relay.beat()
+    node.relay.beat()
+    assert node.relay.result() is None
+    beat = Live(node.objects).read("l-1")
+    assert beat is not None
+    assert (beat.sequence, beat.phase) == (1, Phase.STARTING)
+    said = capsys.readouterr().err
+    assert said.count("the program's progress cannot be read") == 1
+    assert said.count("the program's result cannot be read") == 1
+    node.workdir.write_progress(Progress(step=70, at=NOW))
+    node.relay.beat()
+    assert (heard := Live(node.objects).read("l-1"))
+    assert heard.step == 70
+
+
 def test_a_piece_starts_where_the_confirmed_one_ended(tmp_path: Path) -> None:
     tail = Tail(tmp_path / "log", chunk=4)
     assert tail.next() is None

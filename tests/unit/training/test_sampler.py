@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,3 +94,40 @@ def test_a_dataset_is_loaded_in_the_planned_order_without_touching_the_global_ge
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(1))
     assert loaded == [[300 + index for index in indices] for indices in planned]
+
+
+class Signalled:
+    """A dataset whose worker gets SIGTERM while it loads the first sample, as when the whole machine is told to end."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGTERM)
+        return index + BONUS
+
+
+BONUS = 0
+
+
+def set_bonus(worker: int) -> None:
+    global BONUS
+    BONUS = 10 + worker
+
+
+def test_a_worker_delivers_its_batches_although_the_machine_is_told_to_end() -> None:
+    planned = sampler.batches(4, 2, seed=1, epoch=0, shuffle=False)
+    loader = sampler.load(Signalled(1), planned, seed=1, epoch=0, num_workers=1, worker_init_fn=set_bonus)
+    assert [batch.tolist() for batch in loader] == [[10, 11], [12, 13]]
+
+
+def test_a_worker_that_is_told_twice_ends() -> None:
+    planned = sampler.batches(4, 2, seed=1, epoch=0, shuffle=False)
+    loader = sampler.load(Signalled(2), planned, seed=1, epoch=0, num_workers=1)
+    with pytest.raises(RuntimeError, match="worker"):
+        list(loader)

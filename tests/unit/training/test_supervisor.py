@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,13 +21,14 @@ NOW = datetime(2026, 11, 30, tzinfo=UTC)
 
 
 class Fake:
-    """A program that runs until it is killed."""
+    """A program that runs until it is killed, or longer when it is stuck in the kernel."""
 
     def __init__(self) -> None:
         self.killed = False
+        self.stuck = False
 
     def exit_code(self) -> int | None:
-        return -9 if self.killed else None
+        return -9 if self.killed and not self.stuck else None
 
     def kill(self) -> None:
         self.killed = True
@@ -40,9 +42,13 @@ class Stage:
         self.clock = ManualClock(NOW)
         self.program = Fake()
         self.workdir = Workdir(tmp_path)
+        self.extended: list[datetime] = []
         self.supervisor = Supervisor(
-            self.program, self.workdir, self.clock, NOW + timedelta(hours=1), real=lambda: self.real
+            self.program, self.workdir, self.clock, NOW + timedelta(hours=1), self.extend, real=lambda: self.real
         )
+
+    def extend(self, expires_at: datetime) -> None:
+        self.extended.append(expires_at)
 
     def asked(self) -> Command | None:
         request = self.workdir.request()
@@ -102,6 +108,7 @@ def test_save_goes_on(stage: Stage) -> None:
 def test_an_expired_node_ends_and_an_extended_one_goes_on(stage: Stage) -> None:
     stage.supervisor.obey(Extend(NOW + timedelta(hours=3)))
     stage.supervisor.obey(Extend(NOW + timedelta(hours=2)))  # Never shortened.
+    assert stage.extended == [NOW + timedelta(hours=3)]
     stage.clock.advance(timedelta(hours=2, minutes=59))
     stage.passes(0)
     assert stage.asked() is None
@@ -118,6 +125,64 @@ def test_an_overtaken_attempt_is_ended_at_once(stage: Stage) -> None:
     stage.supervisor.obey(Kill(Reason.FENCED, "attempt 2 owns the job"))
     assert stage.program.killed
     assert stage.asked() is None
+
+
+def test_an_expired_node_ends_although_it_was_asked_to_stop_before(stage: Stage) -> None:
+    stage.supervisor.obey(Stop(Reason.STOPPED, "budget"))
+    stage.clock.advance(timedelta(hours=1))
+    stage.passes(0)
+    stage.passes(30)
+    assert stage.program.killed
+    assert stage.supervisor.asked is not None
+    assert stage.supervisor.asked.reason is Reason.STOPPED
+
+
+def test_an_expiry_that_cannot_be_extended_stands(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(expires_at: datetime) -> None:
+        raise BlockingIOError("no more processes")
+
+    stage.supervisor = Supervisor(stage.program, stage.workdir, stage.clock, NOW + timedelta(hours=1), refuse)
+    stage.supervisor.obey(Extend(NOW + timedelta(hours=2)))
+    assert "expiry stays 2026-11-30T01:00:00+00:00: no more processes" in capsys.readouterr().err
+    stage.clock.advance(timedelta(hours=1))
+    stage.supervisor.tick()
+    assert stage.asked() is Command.SAVE_AND_STOP
+
+
+class TestStuck:
+    """A program that does not even end when it is killed is left behind."""
+
+    @pytest.fixture(autouse=True)
+    def _stuck(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        stage.program.stuck = True
+        self.stage = stage
+
+    def seconds_until_it_gives_up(self, *orders: Order) -> float:
+        for order in orders:
+            self.stage.supervisor.obey(order)
+        began = self.stage.real
+        look = self.stage.program.exit_code
+
+        def later() -> int | None:
+            self.stage.real += 0.5
+            self.stage.supervisor.orders.put(Save("no need to wait for the queue"))
+            return look()
+
+        self.stage.program.exit_code = later  # type: ignore[method-assign]
+        assert self.stage.supervisor.run() is None
+        return self.stage.real - began
+
+    def test_it_is_waited_for_a_while(self) -> None:
+        assert self.seconds_until_it_gives_up(Kill(Reason.FENCED, "overtaken")) == pytest.approx(20, abs=1)
+
+    def test_a_second_kill_does_not_put_it_off(self) -> None:
+        self.stage.supervisor.obey(Kill(Reason.FENCED, "overtaken"))
+        self.stage.real += 15
+        assert self.seconds_until_it_gives_up(Kill(Reason.FENCED, "overtaken")) == pytest.approx(5, abs=1)
+
+    def test_of_a_stated_time_some_is_left_for_the_exit_record(self) -> None:
+        gone = self.seconds_until_it_gives_up(Stop(Reason.INTERRUPTED, "notice", within=120))
+        assert 115 < gone < 119
 
 
 class TestControlWatch:
@@ -148,6 +213,32 @@ class TestControlWatch:
         self.store.ask(1, Control(sequence=2, command=Command.SAVE_AND_STOP, expires_at=later))
         assert self.look() == [Stop(Reason.STOPPED, "control 2: save_and_stop")]
 
+    def test_a_command_of_a_newer_release_is_said_once_and_the_rest_holds(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        later = NOW + timedelta(hours=2)
+        self.store.objects.put(
+            f"{self.store.attempt_root(1)}/control.json",
+            json.dumps({"sequence": 4, "command": "hibernate", "expires_at": later.isoformat(), "new": 1}).encode(),
+        )
+        assert self.look() == [Extend(later)]
+        assert self.look() == []
+        said = "control 4 asks for 'hibernate', which this version does not know; going on as before"
+        assert capsys.readouterr().err.count(said) == 1
+        self.store.ask(1, Control(sequence=5, command=Command.SAVE_AND_STOP, why="budget"))
+        assert self.look() == [Stop(Reason.STOPPED, "budget")]
+
+    def test_after_a_control_object_that_is_none_the_next_one_is_heard(self) -> None:
+        key = f"{self.store.attempt_root(1)}/control.json"
+        repeat = Repeat("control object", 3, self.watch.look, (OSError,))
+        for document in (b"", b"[]", b'{"sequence": "many"}', b'{"sequence": -1, "command": "hibernate"}'):
+            self.store.objects.put(key, document)
+            repeat.once()
+        assert self.orders == []
+        self.store.claim(2)
+        repeat.once()
+        assert [type(order) for order in self.orders] == [Kill]
+
     def test_a_moved_fence_kills(self) -> None:
         self.store.claim(2)
         (order,) = self.look()
@@ -170,3 +261,20 @@ def test_an_outage_is_said_once_and_its_end_once(capsys: pytest.CaptureFixture[s
         "gpucost agent: control object: refused; trying again every 3 s",
         "gpucost agent: control object: works again",
     ]
+
+
+def test_what_nobody_foresaw_is_said_in_full_and_survived(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = iter([ConnectionError("refused"), KeyError("step"), KeyError("step"), None])
+
+    def ask() -> None:
+        if answer := next(answers):
+            raise answer
+
+    repeat = Repeat("sending", 2, ask, (OSError,))
+    for _ in range(4):
+        repeat.once()
+    said = capsys.readouterr().err
+    assert said.count("sending: refused; trying again") == 1
+    assert said.count("KeyError: 'step'; trying again every 2 s") == 1
+    assert "in ask" in said
+    assert said.endswith("sending: works again\n")

@@ -44,6 +44,7 @@ CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: 
             "stopped at step 90, saved at step 90",
         ),
         (Ending(-9, None, AT_90, asked=NOTICE, killed=True), Reason.INTERRUPTED, "no step boundary in time"),
+        (Ending(None, None, AT_90, asked=NOTICE, killed=True), Reason.INTERRUPTED, "was killed and has not ended"),
         (Ending(1, None, AT_90, asked=NOTICE), Reason.INTERRUPTED, "ended by itself meanwhile (exit code 1)"),
         (Ending(EXIT_STOPPED, STOPPED, AT_90, asked=Asked(Reason.EXPIRED, "passed")), Reason.EXPIRED, "passed"),
         (Ending(EXIT_STOPPED, STOPPED, AT_90), Reason.INTERRUPTED, "got SIGTERM"),

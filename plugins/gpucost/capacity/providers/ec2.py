@@ -13,10 +13,17 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from gpucost.capacity.access import TAG_LEASE, NodeAccess, RoleAccess
+from gpucost.capacity.access import NodeAccess, RoleAccess
 from gpucost.capacity.providers.base import LaunchRequest, Machine, ProviderError
 from gpucost.capacity.providers.ec2_errors import call_ec2, provider_error
-from gpucost.capacity.providers.ec2_shapes import TAG_TOKEN, as_machine, fleet_request, template_data
+from gpucost.capacity.providers.ec2_shapes import (
+    TAG_INSTALLATION,
+    TAG_TOKEN,
+    as_machine,
+    fleet_request,
+    installation,
+    template_data,
+)
 from gpucost.capacity.sites import Site, Sites
 from gpucost.market.pool import CapacityType, InstanceType, Pool
 from gpucost.market.quote import PricePoint, Quote
@@ -134,8 +141,11 @@ class Ec2:
         return {machine.instance_id: machine for machine in found}
 
     def owned(self, region: str) -> list[Machine]:
-        """Every machine with our tag that is not over."""
-        return [m for m in self._describe(region, [{"Name": "tag-key", "Values": [TAG_LEASE]}]) if not m.over]
+        """Every machine of this installation that is not over, whoever bought it."""
+        ours = installation(self._sites.site(self.name, region))
+        return [
+            m for m in self._describe(region, [{"Name": f"tag:{TAG_INSTALLATION}", "Values": [ours]}]) if not m.over
+        ]
 
     def terminate(self, region: str, instance_ids: Sequence[str]) -> None:
         """Ask for their end, one by one, so that an id that is gone does not keep the others alive."""

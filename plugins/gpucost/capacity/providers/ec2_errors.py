@@ -16,6 +16,7 @@ CODES: dict[str, Reason] = {
     "InsufficientCapacity": Reason.NO_CAPACITY,
     "UnfulfillableCapacity": Reason.NO_CAPACITY,
     "Unsupported": Reason.NO_CAPACITY,
+    "InsufficientFreeAddressesInSubnet": Reason.NO_CAPACITY,
     "SpotMaxPriceTooLow": Reason.PRICE_TOO_LOW,
     "MaxSpotInstanceCountExceeded": Reason.QUOTA,
     "VcpuLimitExceeded": Reason.QUOTA,

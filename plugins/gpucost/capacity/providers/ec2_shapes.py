@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from gpucost.capacity.sites import Site
 from gpucost.market.pool import CapacityType, Pool
 
 TAG_TOKEN = "gpucost:token"  # noqa: S105 - the name of a tag; the token is no secret
+TAG_INSTALLATION = "gpucost:installation"
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 
 
@@ -24,7 +26,7 @@ def template_data(site: Site, start_script: str) -> dict[str, Any]:
         "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "InstanceMetadataTags": "enabled"},
         "BlockDeviceMappings": [
             {
-                "DeviceName": "/dev/xvda",
+                "DeviceName": site.root_device,
                 "Ebs": {"VolumeSize": site.volume_gib, "VolumeType": "gp3", "DeleteOnTermination": True},
             }
         ],
@@ -50,7 +52,8 @@ def fleet_request(request: LaunchRequest, site: Site, template: str) -> dict[str
     }
     if pool.capacity_type is CapacityType.SPOT and request.max_price is not None:
         override["MaxPrice"] = str(request.max_price.amount)
-    tags = [{"Key": key, "Value": value} for key, value in {**request.tags, TAG_TOKEN: request.client_token}.items()]
+    marks = {TAG_TOKEN: request.client_token, TAG_INSTALLATION: installation(site)}
+    tags = [{"Key": key, "Value": value} for key, value in {**request.tags, **marks}.items()]
     body: dict[str, Any] = {
         "Type": "instant",
         "ClientToken": request.client_token,
@@ -69,6 +72,11 @@ def fleet_request(request: LaunchRequest, site: Site, template: str) -> dict[str
             "InstanceInterruptionBehavior": "terminate",
         }
     return body
+
+
+def installation(site: Site) -> str:
+    """Which gpucost a machine belongs to: staging and production may share an account, but never an object store."""
+    return hashlib.sha256(f"{site.store.endpoint or ''} {site.store.url}".encode()).hexdigest()[:12]
 
 
 def as_machine(instance: dict[str, Any], region: str, zone_ids: dict[str, str]) -> Machine:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from alembic import context
 
+from gpucost.db.engine import VERSION_TABLE
 from gpucost.db.tables import Base
 
 connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
     target_metadata=Base.metadata,
-    version_table="gpucost_alembic_version",
+    version_table=VERSION_TABLE,
     render_as_batch=True,
 )
 with context.begin_transaction():
