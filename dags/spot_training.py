@@ -19,8 +19,10 @@ with DAG(
     params={
         "name": Param("digits", type="string", title="Name", description="What to call this training in MLflow."),
         "code": Param("programs/digits", type="string", title="Code", description="Folder below include/."),
-        "arguments": Param(["--epochs", "12"], type="array", title="Arguments", description="For the program."),
-        "gpu_kinds": Param(["T4"], type="array", title="GPU kinds", description="Any of these will do."),
+        "arguments": Param(
+            ["--epochs", "12"], type="array", title="Arguments", description="For the program, one a line."
+        ),
+        "gpu_kinds": Param(["T4"], type="array", title="GPU kinds", description="Any of these will do, one a line."),
         "work_hours": Param(2.0, type="number", exclusiveMinimum=0, title="Work", description="Hours of training."),
         "launch_hours": Param(0.25, type="number", minimum=0, title="Launch", description="Hours to the first step."),
         "deadline_hours": Param(

@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validato
 
 from gpucost.money import InstanceHourPrice, Money
 
-Hours = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Hours = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 
 
 class _Frozen(BaseModel):

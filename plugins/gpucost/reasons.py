@@ -95,7 +95,9 @@ RULES: dict[Reason, Rule] = {
     Reason.NOT_AUTHORIZED: Rule(
         Then.FAIL, alert=True, advice="give the connection's identity the permission that the message names"
     ),
-    Reason.BAD_REQUEST: Rule(Then.FAIL, alert=True, advice="correct the site's settings that the message names"),
+    Reason.BAD_REQUEST: Rule(
+        Then.FAIL, alert=True, advice="correct the job's field or the site's setting that it names"
+    ),
     Reason.BAD_PROGRAM: Rule(Then.RETRY, advice="read the end of the program's log"),
     Reason.OUT_OF_MEMORY: Rule(
         Then.RETRY, advice="reduce the batch, turn on gradient checkpointing, or ask for a GPU with more memory"

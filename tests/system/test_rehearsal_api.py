@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import Any
@@ -593,3 +593,37 @@ def test_no_process_outlives_the_cloud(tmp_path: Path, how: signal.Signals) -> N
     finally:
         short.process.kill()
         short.process.wait()
+
+
+def test_a_killed_cloud_comes_back_on_its_clock_and_its_prices(tmp_path: Path) -> None:
+    def prices_at(cloud: Cloud, moment: datetime) -> dict[tuple[str, str], tuple[str, datetime]]:
+        rows = cloud.ec2.describe_spot_price_history(StartTime=moment, EndTime=moment)["SpotPriceHistory"]
+        return {(r["InstanceType"], r["AvailabilityZone"]): (r["SpotPrice"], r["Timestamp"]) for r in rows}
+
+    ahead = datetime.now(UTC) + timedelta(days=840)
+    first = launch(tmp_path, "--origin", ahead.isoformat())
+    second = None
+    try:
+        spec, before = first.get("clock"), first.now()
+        prices = prices_at(first, before)
+        assert len(prices) == 9
+        first.process.kill()
+        first.process.wait(timeout=30)
+        second = launch(tmp_path)
+        assert second.get("clock") == spec
+        assert second.now() > before
+        assert prices_at(second, before) == prices
+        second.process.kill()
+        second.process.wait(timeout=30)
+        command = [sys.executable, "-m", "gpucost.rehearsal", "--state-dir", str(tmp_path), "--speed", str(SPEED)]
+        command += ["--market", str(ROOT / "include/market/three_zones.json")]
+        command += ["--origin", datetime.now(UTC).isoformat()]
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "plugins")}
+        refused = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 1
+        assert "use another --state-dir" in refused.stderr
+    finally:
+        for one in (first, second):
+            if one is not None:
+                one.process.kill()
+                one.process.wait()

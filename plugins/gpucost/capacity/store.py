@@ -157,7 +157,7 @@ class LeaseStore:
             ).all()
             return [_lease(row) for row in rows]
 
-    def refused_since(self, since: datetime) -> list[tuple[Lease, datetime]]:
+    def refused_between(self, since: datetime, now: datetime) -> list[tuple[Lease, datetime]]:
         """Leases that ended without our wish since then, with the moment: pools to leave out for a while."""
         ended = [str(reason) for reason, rule in RULES.items() if rule.leave_out_hours > 0]
         with self._db.transaction() as session:
@@ -168,6 +168,7 @@ class LeaseStore:
                     LeaseRow.end_reason.in_(ended),
                     LeaseEventRow.event.in_([str(LeaseState.FAILED), str(LeaseState.TERMINATED)]),
                     LeaseEventRow.at >= since,
+                    LeaseEventRow.at <= now,
                 )
             ).all()
             return [(_lease(row), at) for row, at in rows]

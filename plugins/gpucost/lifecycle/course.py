@@ -34,7 +34,7 @@ EXPIRY_MARGIN = timedelta(hours=1)
 """A node ends itself this much after its planned finish: half as long again, and an hour for launch and upload."""
 
 FRUITLESS_ATTEMPTS = 3
-"""Attempts lost before their first step, one after another, until the job fails instead of buying again."""
+"""Attempts without a new checkpoint, one after another, until the job fails instead of buying again."""
 
 MAX_TRIES_AT_ONCE = 20
 """Pools asked one after another within one step, before it pauses."""
@@ -298,9 +298,15 @@ class Course:
         raise CourseEnded(reason, attempt.message or "the machine ended without a word")
 
     def _going_nowhere(self) -> bool:
-        """Whether the last attempts were all lost before their first step: buying again would only burn money."""
+        """Whether the last attempts all ended without a new checkpoint: buying again would only burn money.
+
+        An interruption does not count, however early it comes, nor does our own stop: neither is the job's fault.
+        """
         last = self.services.leases.attempts(self.key)[-FRUITLESS_ATTEMPTS:]
-        fruitless = [one for one in last if one.reason is Reason.NODE_LOST and not one.last_step]
+        blameless = (Reason.INTERRUPTED, Reason.STOPPED, Reason.CANCELLED, None)
+        fruitless = [
+            one for one in last if one.reason not in blameless and (one.saved_step or 0) <= (one.first_step or 0)
+        ]
         return len(fruitless) == FRUITLESS_ATTEMPTS
 
     def _spec(self, code_digest: str) -> JobSpec:

@@ -82,7 +82,7 @@ def refusals(services: Services, quotes: Sequence[Quote], now: datetime) -> dict
     """
     longest = max(rule_for(reason).leave_out_hours for reason in Reason)
     refused: dict[str, Refusal] = {}
-    for lease, at in services.leases.refused_since(now - timedelta(hours=longest)):
+    for lease, at in services.leases.refused_between(now - timedelta(hours=longest), now):
         reason = lease.end_reason or Reason.CLOUD_ERROR
         until = at + timedelta(hours=rule_for(reason).leave_out_hours)
         if until <= now:

@@ -3,7 +3,8 @@
     python -m gpucost.rehearsal --port 15000 --state-dir .gpucost/rehearsal \\
         --market include/market/three_zones.json --speed 120
 
-The rooms within: `market` (what is sold, at which price, when), `book` with `records` (who owns which instance;
+The rooms within: `market` (what is sold, at which price, when), `timekeeping` (one clock for a state folder,
+however often the cloud is started on it), `book` with `records` (who owns which instance;
 the one owner of fleet and instance state), `hypervisor` and `processes` (an instance's user data as a real local
 process group; `guard` ends them when the cloud itself is killed), `imds` (what an instance knows about itself),
 `ec2_api` with `fleet`, `filters` and `views` (the EC2 actions that are ours), `wire` (parameters and answers by

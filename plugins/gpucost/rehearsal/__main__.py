@@ -22,10 +22,10 @@ def parse(arguments: list[str]) -> Settings:
     """Settings from the command line; exits with 2 and a sentence on the fault when they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m gpucost.rehearsal", description="An EC2 stand-in on loopback.")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 takes any free one")
-    parser.add_argument("--state-dir", type=Path, required=True, help="instances' folders and the journal")
+    parser.add_argument("--state-dir", type=Path, required=True, help="instances' folders, the journal, the clock")
     parser.add_argument("--market", type=Path, required=True, help="market file, see include/market")
     parser.add_argument("--speed", type=float, default=1.0, help="rehearsal seconds per real second")
-    parser.add_argument("--origin", type=datetime.fromisoformat, help="what the clock shows at the start, ISO 8601")
+    parser.add_argument("--origin", type=datetime.fromisoformat, help="what a new clock shows, ISO 8601")
     parser.add_argument("--role-credentials", type=Path, help='mode-600 JSON {"access_key", "secret_key"}')
     parser.add_argument("--image-path", default="", help="folders that the image puts on PATH, joined by ':'")
     parser.add_argument("--script", type=Path, help='JSON {"rules": [...]}: interruptions at a job\'s progress')

@@ -31,6 +31,12 @@ REVERSION_PER_CHANGE = 0.15
 MIN_CHANGE_S = 300.0
 """Two changes of one pool lie at least this far apart, in rehearsal seconds."""
 
+SEASON = timedelta(days=30)
+"""Prices are made in pieces of this length, so that no price costs a walk through all the time before it."""
+
+SEASONS_KEPT = 8
+"""Of one pool, in memory; more than the 90 days that a price history spans. The rest is made again when needed."""
+
 PositivePrice = Annotated[ExactDecimal, Field(gt=0)]
 
 
@@ -172,11 +178,12 @@ class PricePoint:
 
 
 class PriceSeries:
-    """The spot price of one pool over time: change points, made as far as somebody looks.
+    """The spot price of one pool over time: change points, made where somebody looks.
 
     The logarithm of price / base makes a random step at each change and is pulled back towards zero, so that
-    prices wander around the base; times between changes are exponential. Both come from one seeded generator
-    that is consumed in time order only: what is answered never depends on who asked before.
+    prices wander around the base; times between changes are exponential. Time is cut into seasons of `SEASON`
+    from `start` on, each with its own generator: what is answered never depends on who asked before, and a look
+    at any moment costs one season, however long ago the start is.
 
     Args:
         base: the price to wander around, US dollars per instance-hour.
@@ -190,16 +197,15 @@ class PriceSeries:
         self._base = base
         self._ceiling = ceiling
         self._moves = moves
-        self._random = random.Random(seed)  # noqa: S311 (prices to rehearse with, not secrets)
-        self._level = 0.0
+        self._seed = seed
+        self._start = floor_second(start)
         self._lock = threading.Lock()
-        self._points = [PricePoint(floor_second(start), self._quantised())]
-        self._made_until = self._points[0].at
+        self._seasons: dict[int, list[PricePoint]] = {}
 
     @property
     def start(self) -> datetime:
         """The first moment with a price."""
-        return self._points[0].at
+        return self._start
 
     def at(self, moment: datetime) -> Decimal:
         """The price in force at `moment`.
@@ -214,33 +220,50 @@ class PriceSeries:
         moment = require_utc(moment, "moment")
         if moment < self.start:
             raise ValueError(f"moment: got {moment.isoformat()}, expected {self.start.isoformat()} or later")
-        with self._lock:
-            self._make_until(moment)
-            return self._points[bisect.bisect_right(self._points, moment, key=lambda point: point.at) - 1]
+        points = self._season((moment - self.start) // SEASON)
+        return points[bisect.bisect_right(points, moment, key=lambda point: point.at) - 1]
 
     def between(self, first: datetime, last: datetime) -> list[PricePoint]:
         """The price in force at `first` and every change after it up to and with `last`, oldest first."""
         if last < self.start or last < first:
             return []
-        first = max(first, self.start)
+        found = [self.in_force(max(first, self.start))]
+        for index in range((found[0].at - self.start) // SEASON, (last - self.start) // SEASON + 1):
+            for point in self._season(index):
+                if found[-1].at < point.at <= last and point.price != found[-1].price:
+                    found.append(point)
+        return found
+
+    def _season(self, index: int) -> list[PricePoint]:
         with self._lock:
-            self._make_until(last)
-            low = bisect.bisect_right(self._points, first, key=lambda point: point.at) - 1
-            high = bisect.bisect_right(self._points, last, key=lambda point: point.at)
-            return self._points[low:high]
+            if index not in self._seasons:
+                if len(self._seasons) >= SEASONS_KEPT:
+                    del self._seasons[next(iter(self._seasons))]
+                self._seasons[index] = self._made(index)
+            return self._seasons[index]
 
-    def _make_until(self, moment: datetime) -> None:
+    def _made(self, index: int) -> list[PricePoint]:
+        moment = self.start + index * SEASON
+        # no change so late that the first of the next season would come too soon after it
+        end = moment + SEASON - timedelta(seconds=MIN_CHANGE_S)
+        chance = random.Random(f"{self._seed}/{index}" if index else self._seed)  # noqa: S311 (prices, not secrets)
         mean_s = self._moves.mean_hours_between_changes * 3600
-        while self._made_until <= moment:
-            gap = max(MIN_CHANGE_S, self._random.expovariate(1.0) * mean_s)
-            self._made_until = floor_second(self._made_until + timedelta(seconds=gap))
-            self._level += -REVERSION_PER_CHANGE * self._level + self._random.gauss(0.0, self._moves.relative_step)
-            price = self._quantised()
-            if price != self._points[-1].price:
-                self._points.append(PricePoint(self._made_until, price))
+        keep = 1.0 - REVERSION_PER_CHANGE
+        # later seasons begin as far from the base as prices are in the long run: the deviation of this process
+        level = chance.gauss(0.0, self._moves.relative_step / math.sqrt(1.0 - keep**2)) if index else 0.0
+        points = [PricePoint(moment, self._price(level))]
+        while True:
+            gap = max(MIN_CHANGE_S, chance.expovariate(1.0) * mean_s)
+            moment = floor_second(moment + timedelta(seconds=gap))
+            if moment > end:
+                return points
+            level = keep * level + chance.gauss(0.0, self._moves.relative_step)
+            price = self._price(level)
+            if price != points[-1].price:
+                points.append(PricePoint(moment, price))
 
-    def _quantised(self) -> Decimal:
-        price = (self._base * Decimal(math.exp(self._level))).quantize(PRICE_STEP)
+    def _price(self, level: float) -> Decimal:
+        price = (self._base * Decimal(math.exp(level))).quantize(PRICE_STEP)
         return min(max(price, PRICE_STEP), self._ceiling)
 
 
@@ -249,7 +272,7 @@ class Market:
 
     Args:
         file: what is sold.
-        origin: what the rehearsal clock showed at the start; price history reaches back before it.
+        origin: what the rehearsal's first clock showed at its start; price history reaches back before it.
     """
 
     def __init__(self, file: MarketFile, origin: datetime) -> None:

@@ -20,8 +20,8 @@ from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Request, Response
 
-from gpucost.clock import ClockSpec, SpecClock
-from gpucost.rehearsal import wire
+from gpucost.clock import SpecClock
+from gpucost.rehearsal import timekeeping, wire
 from gpucost.rehearsal.book import Book
 from gpucost.rehearsal.control import Control
 from gpucost.rehearsal.ec2_api import Ec2Api
@@ -63,16 +63,16 @@ class RehearsalCloud:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = load_market(settings.market)
         script = Script(load_rules(settings.script) if settings.script else [])
-        origin = settings.start()
         # the port before the slow part: when it is taken, say so at once
         with socket.create_server((HOST, settings.port), backlog=BACKLOG) as listening:
             moto = MotoSide(file)
+            kept = timekeeping.take_up(settings.state_dir, settings.speed, settings.origin, datetime.now(UTC))
             self._server = make_server(
                 HOST, 0, self.wsgi, threaded=True, request_handler=_QuietHandler, fd=listening.fileno()
             )
         self.url = f"http://{HOST}:{self._server.port}"
-        self.clock = SpecClock(ClockSpec(origin_real=datetime.now(UTC), origin=origin, speed=settings.speed))
-        self.market = Market(file, origin)
+        self.clock = SpecClock(kept.clock)
+        self.market = Market(file, kept.first_origin)
         self._journal = FileJournal(settings.state_dir / "journal.jsonl")
         self._journal.write("start", clock=self.clock.spec.model_dump(mode="json"), url=self.url, pid=os.getpid())
         self.book = Book(self.market, self.clock, self._journal, visible_s=settings.terminated_visible_s)

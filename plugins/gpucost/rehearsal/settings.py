@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +22,7 @@ class Settings(BaseModel):
     market: Path = Field(description="The market file.")
     port: int = Field(default=0, ge=0, le=65535, description="On 127.0.0.1; 0 = any free one.")
     speed: float = Field(default=1.0, gt=0, le=100_000, description="Rehearsal seconds per real second.")
-    origin: AwareDatetime | None = Field(default=None, description="What the clock shows at the start; default: now.")
+    origin: AwareDatetime | None = Field(default=None, description="What a new clock shows; default: see timekeeping.")
     role_credentials: Path | None = Field(
         default=None, description='Mode-600 JSON {"access_key", "secret_key"} served to instances with a role.'
     )
@@ -43,10 +42,6 @@ class Settings(BaseModel):
         if self.role_credentials is not None:
             check_private(self.role_credentials)
         return self
-
-    def start(self) -> datetime:
-        """The origin to use: the one given, or the present second."""
-        return self.origin or datetime.now(UTC).replace(microsecond=0)
 
 
 def check_private(path: Path) -> None:

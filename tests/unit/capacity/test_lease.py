@@ -164,8 +164,8 @@ def test_pools_that_failed_us_lately_are_known_with_the_moment(store: LeaseStore
     store.fail(intent(1), Reason.NO_CAPACITY, "none left", LATER)
     store.intend(intent(2))
     store.fail(intent(2), Reason.CLOUD_ERROR, "503", LATER)
-    assert [(lease.id, at) for lease, at in store.refused_since(START)] == [("lease-1", LATER)]
-    assert store.refused_since(LATER + timedelta(seconds=1)) == []
+    assert [(lease.id, at) for lease, at in store.refused_between(START, LATER)] == [("lease-1", LATER)]
+    assert store.refused_between(LATER + timedelta(seconds=1), LATER + timedelta(hours=1)) == []
 
 
 def test_an_attempt_s_first_word_stands(store: LeaseStore) -> None:

@@ -295,7 +295,7 @@ def test_one_refusal_leads_to_the_next_cheapest(drive: Drive) -> None:
     ("reason", "advice"),
     [
         (Reason.NOT_AUTHORIZED, "give the connection's identity the permission"),
-        (Reason.BAD_REQUEST, "correct the site's settings"),
+        (Reason.BAD_REQUEST, "correct the job's field or the site's setting"),
     ],
 )
 def test_what_only_a_person_can_mend_ends_the_job_with_advice(drive: Drive, reason: Reason, advice: str) -> None:
@@ -436,6 +436,27 @@ def test_losing_every_machine_before_its_first_step_ends_in_a_failure_not_in_a_b
         drive.hear(EventKind.SILENT, lease)
     assert len(drive.world.provider.machines) == 3
     assert left(drive.world) == (0, [])
+
+
+def test_a_job_whose_machines_expire_without_a_new_checkpoint_ends(drive: Drive) -> None:
+    lease = drive.bought()
+    for _ in range(2):
+        drive.world.beat(lease.id, step=60, saved_step=50, resumed_step=50)
+        drive.world.pass_hours(0.1)
+        lease = drive.lease(drive.hear(EventKind.EXPIRED, lease))
+    drive.world.beat(lease.id, step=60, saved_step=50, resumed_step=50)
+    with pytest.raises(CourseEnded, match="expired"):
+        drive.hear(EventKind.EXPIRED, lease)
+    assert left(drive.world) == (0, [])
+
+
+def test_interruptions_however_early_never_end_a_job(drive: Drive) -> None:
+    drive.job = drive.job.model_copy(update={"deadline": START + timedelta(hours=80)})
+    lease = drive.bought()
+    for _ in range(6):
+        drive.world.pass_hours(0.3)
+        lease = drive.lease(drive.interrupt(lease, step=3))
+    assert lease.attempt == 7
 
 
 # What cannot be done is said before a cent is spent.

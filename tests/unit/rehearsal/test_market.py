@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpucost.rehearsal.market import Market, MarketError, PoolKey, load_market
+from gpucost.rehearsal.market import Market, MarketError, PoolKey, PricePoint, PriceSeries, load_market
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "include/market/three_zones.json"
@@ -103,3 +103,35 @@ def test_between_begins_with_the_price_in_force() -> None:
     assert [point.price for point in points] == [series.at(just_before), second.price]
     assert series.between(second.at, second.at) == [second]
     assert series.between(ORIGIN, ORIGIN - timedelta(hours=1)) == []
+
+
+def test_prices_go_on_from_season_to_season_and_are_the_same_for_who_comes_late() -> None:
+    early, late = Market(load_market(FILE), ORIGIN), Market(load_market(FILE), ORIGIN)
+    whole = early.prices(POOL).between(ORIGIN, ORIGIN + timedelta(days=840))
+    assert all(b.at - a.at >= timedelta(seconds=300) for a, b in itertools.pairwise(whole))
+    assert all(a.price != b.price for a, b in itertools.pairwise(whole))
+    assert len({point.price for point in whole[-360:]}) > 50, "prices still move in the last month"
+    steps = [float(abs(b.price / a.price - 1)) for a, b in itertools.pairwise(whole)]
+    assert max(steps) < 0.35, "no price jumps by a third"
+    for days in (839.5, 30, 29.9, 28, 500):
+        moment = ORIGIN + timedelta(days=days)
+        expected = [point for point in whole if point.at <= moment][-1]
+        assert late.prices(POOL).at(moment) == expected.price
+        tail = [point for point in whole if moment < point.at]
+        assert late.prices(POOL).between(moment, whole[-1].at)[1:] == tail
+
+
+def test_a_look_far_ahead_makes_no_prices_of_the_time_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = Market(load_market(FILE), ORIGIN).prices(POOL)
+    made: list[int] = []
+    original = PriceSeries._made
+
+    def counted(self: PriceSeries, index: int) -> list[PricePoint]:
+        made.append(index)
+        return original(self, index)
+
+    monkeypatch.setattr(PriceSeries, "_made", counted)
+    now = ORIGIN + timedelta(days=840)
+    series.at(now)
+    series.between(now - timedelta(days=90), now)
+    assert len(made) <= 4
