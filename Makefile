@@ -9,16 +9,16 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/plugins
 .PHONY: demo up down status test lint clean
 
 demo: $(VENV)/runtime
-	@$(BIN)/python -m demo run --home $(HOME_FOLDER)
+	@$(BIN)/python -m demo run --home "$(HOME_FOLDER)"
 
 up: $(VENV)/runtime
-	@$(BIN)/python -m demo up --home $(HOME_FOLDER)
+	@$(BIN)/python -m demo up --home "$(HOME_FOLDER)"
 
 down:
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down --home $(HOME_FOLDER); fi
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down --home "$(HOME_FOLDER)"; fi
 
 status: $(VENV)/runtime
-	@$(BIN)/python -m demo status --home $(HOME_FOLDER)
+	@$(BIN)/python -m demo status --home "$(HOME_FOLDER)"
 
 test: lint
 	$(BIN)/python -m pytest tests/unit
@@ -31,13 +31,13 @@ lint: $(VENV)/development
 	$(BIN)/lint-imports
 
 clean: down
-	rm -rf $(VENV) $(HOME_FOLDER)
+	rm -rf $(VENV) "$(HOME_FOLDER)"
 
 # A stamp per set of requirements: the second `make demo` installs nothing.
 $(VENV)/runtime: requirements.txt constraints.txt scripts/make_venv
-	@scripts/make_venv $(PYTHON) $(VENV) requirements.txt
+	@scripts/make_venv "$(PYTHON)" $(VENV) requirements.txt
 	@touch $@
 
 $(VENV)/development: requirements-dev.txt $(VENV)/runtime
-	@scripts/make_venv $(PYTHON) $(VENV) requirements-dev.txt
+	@scripts/make_venv "$(PYTHON)" $(VENV) requirements-dev.txt
 	@touch $@

@@ -134,6 +134,12 @@ class AirflowApi:
         """A run and its state: queued, running, success or failed."""
         return DagRun.model_validate(self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}"))
 
+    def unfinished(self, dag_id: str) -> list[DagRun]:
+        """The runs of a DAG that are queued or running."""
+        states = {"state": ["queued", "running"], "limit": 1000}
+        found = self.request("GET", f"/dags/{dag_id}/dagRuns", params=states)["dag_runs"]
+        return [DagRun.model_validate(item) for item in found]
+
     def wait_for_run(
         self, dag_id: str, run_id: str, timeout: float, sleep: Callable[[float], None] = time.sleep
     ) -> DagRun:
@@ -196,7 +202,10 @@ def _checked(answer: httpx.Response) -> Any:
     if not answer.is_success:
         request = answer.request
         raise AirflowError(f"{request.method} {request.url.path}: {answer.status_code} {answer.text[:500]}")
-    return answer.json() if answer.content else None
+    try:
+        return answer.json() if answer.content else None
+    except ValueError:
+        raise AirflowError(f"{answer.request.method} {answer.request.url.path}: the answer is no JSON") from None
 
 
 def _log_line(item: Any) -> str | None:

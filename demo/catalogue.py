@@ -166,6 +166,7 @@ def _airflow(
             environment=environment,
             check=checks[name],
             address=url if name == "api-server" else None,
+            through=None if name == "api-server" else "api-server",
             after=tuple(step.name for step in steps),
             code=code,
         )
@@ -206,7 +207,10 @@ def is_migrated(settings: StackSettings) -> bool:
     stamp = settings.home / "airflow" / "migrated.json"
     if not stamp.exists() or not (settings.home / "airflow" / "airflow.db").exists():
         return False
-    return bool(json.loads(stamp.read_text()) == _airflow_version())
+    try:
+        return bool(json.loads(stamp.read_bytes()) == _airflow_version())
+    except ValueError:  # a damaged stamp: the migration is done once more
+        return False
 
 
 def remember_migrated(settings: StackSettings) -> None:

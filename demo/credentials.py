@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from .records import write_private
+from .settings import StackError
 
 
 class KeyPair(BaseModel):
@@ -69,11 +70,15 @@ class SecretFiles:
         self._all = folder / "stack.json"
 
     def load(self) -> Credentials:
-        """The secrets of the earlier starts, or new ones at the first; the readers' files are there afterwards."""
+        """The secrets of the earlier starts, or new ones at the first; the readers' files are there afterwards.
+
+        Raises:
+            StackError: the file is damaged; the message shows nothing of what is in it.
+        """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder.chmod(0o700)
         if self._all.exists():
-            credentials = Credentials.model_validate_json(self._all.read_text())
+            credentials = self._read()
         else:
             credentials = Credentials.new()
             write_private(self._all, credentials.model_dump_json(indent=2))
@@ -81,6 +86,15 @@ class SecretFiles:
         write_private(self.passwords, json.dumps(credentials.passwords) + "\n")
         write_private(self.store_config, json.dumps(_identities(credentials), indent=2))
         return credentials
+
+    def _read(self) -> Credentials:
+        try:
+            return Credentials.model_validate_json(self._all.read_bytes())
+        except ValueError:
+            # The reason would quote the file, and what is left of the secrets in it.
+            raise StackError(
+                f"{self._all} is damaged: run `make down`, remove the file, and start again with new secrets"
+            ) from None
 
 
 def _identities(credentials: Credentials) -> dict[str, object]:

@@ -13,8 +13,17 @@ BUCKET = "gpucost"
 REGION = "us-east-1"
 LOOPBACK = "127.0.0.1,localhost,::1"
 
-FOREIGN_PREFIXES = ("AIRFLOW", "_AIRFLOW", "AWS_", "MLFLOW_", "GPUCOST_", "_MLFLOW")
-"""Variables of the user's shell that would change what our services do, or hand them real cloud credentials."""
+PASSED_ON = frozenset(
+    ["HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"]
+    + ["SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]
+    + [name for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (upper, upper.lower())]
+)
+PASSED_ON_PREFIXES = ("LC_", "OMP_", "OPENBLAS_", "MKL_")
+"""Variables of the user's shell that our services see. Any other could change what they do, or hand them real cloud
+credentials."""
+
+MIXED = frozenset(["PATH", "NO_PROXY", "no_proxy"])
+"""Variables that begin or end with something of ours, and hold the user's besides."""
 
 
 def address(port: int) -> str:
@@ -23,9 +32,9 @@ def address(port: int) -> str:
 
 
 def base_environment(settings: StackSettings, outer: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The user's environment without what would steer our services; the virtual environment's programs come first."""
+    """What every service gets: a little of the user's environment, and the virtual environment's programs first."""
     outer = os.environ if outer is None else outer
-    environment = {key: value for key, value in outer.items() if not key.startswith(FOREIGN_PREFIXES)}
+    environment = {key: value for key, value in outer.items() if is_passed_on(key)}
     no_proxy = outer.get("NO_PROXY") or outer.get("no_proxy") or ""
     no_proxy = ",".join(filter(None, [no_proxy, LOOPBACK]))
     nowhere = str(settings.home / "no-aws-config")
@@ -41,6 +50,20 @@ def base_environment(settings: StackSettings, outer: Mapping[str, str] | None = 
         "AWS_CONFIG_FILE": nowhere,
         "AWS_SHARED_CREDENTIALS_FILE": nowhere,
     }
+
+
+def is_passed_on(name: str) -> bool:
+    """Is this a variable that services take over from the user's shell?"""
+    return name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
+
+
+def ours(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of a service's environment does not come from the user's shell.
+
+    A running service is left alone when `up` comes from another shell (over ssh, of an editor, of cron): a restart
+    would take the machines of a running training away, and no variable of the shell is worth that.
+    """
+    return {key: value for key, value in environment.items() if not is_passed_on(key) and key not in MIXED}
 
 
 def gpucost_environment(settings: StackSettings, ports: Mapping[str, int], credentials: Credentials) -> dict[str, str]:

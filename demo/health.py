@@ -15,7 +15,8 @@ from .environment import BUCKET, REGION
 Check = Callable[[float], str | None]
 """Takes the moment (seconds since the epoch) at which the service was started."""
 
-_WAIT = 3.0
+_WAIT = 6.0
+"""Seconds; on a machine whose cores all train, a service takes more than 3 s to answer."""
 
 
 def http_ok(url: str) -> Check:
@@ -37,7 +38,10 @@ def airflow_component(url: str, component: str) -> Check:
         response, problem = _get(f"{url}/api/v2/monitor/health")
         if response is None:
             return f"api-server: {problem}"
-        state = response.json().get(component) or {}
+        try:
+            state = response.json().get(component) or {}
+        except ValueError:
+            return "api-server: answers no JSON"
         beat = next((value for key, value in state.items() if key.startswith("latest_") and value), None)
         if state.get("status") != "healthy" or beat is None:
             return f"status {state.get('status')}"

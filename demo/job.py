@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from gpucost.job import JobId
 from gpucost.lifecycle.opening import AwsAccess, Connections, open_services
 from gpucost.lifecycle.services import Services
 
-from .airflow_api import AirflowApi
+from .airflow_api import FINISHED, AirflowApi, AirflowError
 from .credentials import KeyPair
+from .earlier import RUN_PREFIX, end_earlier
 from .environment import BUCKET, REGION
 from .promises import Evidence, Promise, check
 from .reference import Reference, start_reference
@@ -31,6 +32,8 @@ from .timeline import Timeline, result_table
 DAG_ID, TASK_ID = "spot_training", "train"
 LONGEST_SECONDS = 280.0
 """Real seconds after which the demo's job counts as stuck."""
+API_PATIENCE = 60.0
+"""Real seconds that the api-server may be away, e.g. for a restart, while the job runs on."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,45 @@ def _begin(airflow: AirflowApi, rehearsal: str, demo: DemoJob) -> JobId:
     """Trigger the DAG as a person would, and tell the cloud when to take the machine away."""
     airflow.wait_for_dag(DAG_ID)
     airflow.unpause(DAG_ID)
-    run_id = f"demo_{int(time.time())}"
+    end_earlier(airflow, DAG_ID, print)
+    run_id = f"{RUN_PREFIX}{int(time.time())}"
     job = JobId(dag_id=DAG_ID, run_id=run_id, task_id=TASK_ID)
     rule = {"job": job.key, "step": demo.kill_at_step, "notice": False, "times": 1}
     httpx.post(f"{rehearsal}/rehearsal/script", json={"rules": [rule]}, trust_env=False).raise_for_status()
     airflow.trigger(DAG_ID, demo.form, run_id)
     return job
+
+
+class WatchedRun:
+    """The state of the demo's run, also over a restart of the api-server.
+
+    Args:
+        airflow: the api.
+        run_id: the run.
+        monotonic: counts real seconds.
+    """
+
+    def __init__(self, airflow: AirflowApi, run_id: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._airflow = airflow
+        self._run_id = run_id
+        self._monotonic = monotonic
+        self._heard = monotonic()
+        self._state = "queued"
+
+    def state(self) -> str:
+        """The state that Airflow tells, or told last.
+
+        Raises:
+            AirflowError, httpx.HTTPError: it has told none for a long time.
+        """
+        try:
+            self._state = self._airflow.run(DAG_ID, self._run_id).state
+        except (httpx.HTTPError, AirflowError):
+            if self._monotonic() - self._heard > API_PATIENCE:
+                raise
+        else:
+            self._heard = self._monotonic()
+        return self._state
 
 
 def _watch(airflow: AirflowApi, services: Services, job: JobId, console: Console) -> dict[str, Any]:
@@ -128,6 +164,7 @@ def _watch(airflow: AirflowApi, services: Services, job: JobId, console: Console
         StackError: the run failed, or took far too long; with the end of the task's log.
     """
     story = Story(services, job.key)
+    watched = WatchedRun(airflow, job.run_id)
     give_up = time.monotonic() + LONGEST_SECONDS
     with Timeline(console=console) as timeline:
         while True:
@@ -135,8 +172,8 @@ def _watch(airflow: AirflowApi, services: Services, job: JobId, console: Console
                 timeline.event(event)
             if status := story.status():
                 timeline.status(status)
-            state = airflow.run(DAG_ID, job.run_id).state
-            if state in ("success", "failed") or time.monotonic() > give_up:
+            state = watched.state()
+            if state in FINISHED or time.monotonic() > give_up:
                 break
             time.sleep(1.0)
         for event in story.news():
@@ -185,7 +222,13 @@ def _reference(stack: Stack, demo: DemoJob) -> Iterator[Reference]:
     """The uninterrupted training, beside the job; without the delay, which changes no weight."""
     code = stack.settings.repository / "include" / "programs" / "digits"
     with tempfile.TemporaryDirectory(prefix="reference-", dir=stack.settings.home) as folder:
-        reference = start_reference(Path(folder), code, ("--epochs", str(demo.epochs)), stack.settings.python)
+        reference = start_reference(
+            Path(folder),
+            code,
+            ("--epochs", str(demo.epochs)),
+            stack.settings.python,
+            stack_id=stack.stack_id,
+        )
         try:
             yield reference
         finally:

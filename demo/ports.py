@@ -73,7 +73,12 @@ class PortChooser:
     """One sentence per default that was busy."""
 
     def public(
-        self, names: Sequence[str], fixed: Mapping[str, int], remembered: Mapping[str, int], held: set[int]
+        self,
+        names: Sequence[str],
+        fixed: Mapping[str, int],
+        remembered: Mapping[str, int],
+        held: set[int],
+        again: Callable[[], set[int]] = set,
     ) -> dict[str, int]:
         """Ports with a well-known default.
 
@@ -82,6 +87,7 @@ class PortChooser:
             fixed: ports set by the user.
             remembered: ports of the last start, kept where they can be, so that bookmarks stay right.
             held: ports that our own running services listen on; they count as free for the one that remembers them.
+            again: asks for `held` once more: a service in mid-start may have begun to listen since.
 
         Raises:
             StackError: a port set by the user is busy; names variable, port and listener.
@@ -90,10 +96,11 @@ class PortChooser:
         for name in names:
             wanted = fixed.get(name)
             if wanted is not None:
-                self._insist(name, wanted, ours=remembered.get(name) == wanted and wanted in held)
+                mine = remembered.get(name) == wanted
+                self._insist(name, wanted, held if mine else set(), again if mine else set)
                 chosen[name] = wanted
             else:
-                chosen[name] = self._default(name, remembered.get(name), held)
+                chosen[name] = self._default(name, remembered.get(name), held, again)
             self.taken.add(chosen[name])
         return chosen
 
@@ -109,18 +116,19 @@ class PortChooser:
                 return port
         raise StackError(f"no free port found in {INTERNAL_RANGE.start}-{INTERNAL_RANGE.stop}: end some programs")
 
-    def _insist(self, name: str, port: int, *, ours: bool) -> None:
+    def _insist(self, name: str, port: int, held: set[int], again: Callable[[], set[int]]) -> None:
         if port in self.taken:
             raise StackError(f"{PORT_VARIABLES[name]}={port}: another service of this stack has this port already")
-        if not ours and not self.free(port):
+        if port not in held and not self.free(port) and port not in again():
             raise StackError(
                 f"{PORT_VARIABLES[name]}={port} is busy: {self.listener(port)} listens there. "
                 f"End that program, set another {PORT_VARIABLES[name]}, or unset it to get a free port"
             )
 
-    def _default(self, name: str, remembered: int | None, held: set[int]) -> int:
-        if remembered is not None and remembered not in self.taken and (remembered in held or self.free(remembered)):
-            return remembered
+    def _default(self, name: str, remembered: int | None, held: set[int], again: Callable[[], set[int]]) -> int:
+        if remembered is not None and remembered not in self.taken:  # noqa: SIM102 - two questions, two lines
+            if remembered in held or self.free(remembered) or remembered in again():
+                return remembered
         default = DEFAULT_PORTS[name]
         if default not in self.taken and self.free(default):
             return default

@@ -122,13 +122,19 @@ def family(table: ProcessTable, roots: Iterable[tuple[int, str]], mark: str | No
     }
     if mark is not None:
         ours |= {info.pid for info in everything if table.mark(info.pid) == mark}
-    ours -= {os.getpid()}
-    while True:
-        more = {info.pid for info in everything if info.parent in ours and info.pid not in ours}
-        if not more:
-            break
-        ours |= more
+    ours = _with_children(everything, ours - {os.getpid()})
     return [info for info in everything if info.pid in ours]
+
+
+def descendants(table: ProcessTable, pid: int) -> set[int]:
+    """The pids of a process and of everything below it."""
+    return _with_children(table.all(), {pid})
+
+
+def _with_children(everything: Iterable[ProcessInfo], pids: set[int]) -> set[int]:
+    while more := {info.pid for info in everything if info.parent in pids and info.pid not in pids}:
+        pids = pids | more
+    return pids
 
 
 def end(

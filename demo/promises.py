@@ -13,6 +13,7 @@ from gpucost.lifecycle.services import Services
 from gpucost.reasons import Reason
 
 LEAST_ACCURACY = 0.95
+JOB_TAG = "gpucost:job"
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,11 @@ def _tracked_once(evidence: Evidence) -> Promise:
 
 def _nothing_left(evidence: Evidence) -> Promise:
     instances = _get(f"{evidence.rehearsal}/rehearsal/status")["instances"]
-    living = [item["instance_id"] for item in instances if item["state"] != "terminated"]
-    return Promise("no machine is left", not living, ", ".join(living) or f"all {len(instances)} are gone")
+    # Another job of the same cloud may well be training.
+    mine = [item for item in instances if item["tags"].get(JOB_TAG) == evidence.job]
+    living = [item["instance_id"] for item in mine if item["state"] != "terminated"]
+    kept = bool(mine) and not living
+    return Promise("no machine is left", kept, ", ".join(living) or f"all {len(mine)} are gone")
 
 
 def _get(url: str) -> Any:

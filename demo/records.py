@@ -53,6 +53,8 @@ class RecordFile:
             text = self.path.read_text()
         except FileNotFoundError:
             return StackRecord()
+        except UnicodeDecodeError as error:
+            raise StackError(f"{self.path} cannot be read ({error}): end what runs, remove the file") from error
         try:
             return StackRecord.model_validate_json(text)
         except ValidationError as error:
@@ -70,6 +72,9 @@ def write_private(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    temporary.replace(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # there only where the disk is full

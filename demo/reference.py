@@ -12,6 +12,8 @@ from gpucost.job import CheckpointPlan, JobId
 from gpucost.jobstore import AttemptRecord, JobSpec, JobStore, Member
 from gpucost.objects import Objects
 
+from . import processes
+
 
 @dataclass
 class Reference:
@@ -39,11 +41,21 @@ class Reference:
         """End it, if it still runs."""
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(30)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(30)
 
 
-def start_reference(folder: Path, code: Path, arguments: tuple[str, ...], python: Path, seed: int = 0) -> Reference:
-    """Start the training `code` with `arguments` below `folder`, which must be empty."""
+def start_reference(
+    folder: Path, code: Path, arguments: tuple[str, ...], python: Path, seed: int = 0, *, stack_id: str
+) -> Reference:
+    """Start the training `code` with `arguments` below `folder`, which must be empty.
+
+    Args:
+        stack_id: the mark by which the next `up` or `down` finds it, should this process be killed.
+    """
     objects = Objects.open((folder / "store").absolute().as_uri())
     job_id = JobId(dag_id="demo", run_id=folder.name, task_id="reference")
     store = JobStore(objects, job_id.key)
@@ -77,6 +89,7 @@ def start_reference(folder: Path, code: Path, arguments: tuple[str, ...], python
         "GPUCOST_JOB": job_id.key,
         "GPUCOST_LEASE": "reference",
         "GPUCOST_ATTEMPT": "1",
+        processes.MARK: stack_id,
     }
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen([python, agent], cwd=folder, env=environment, stdout=log, stderr=log)

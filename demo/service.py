@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import processes
+from .environment import ours
 from .excerpt import excerpt
 from .health import Check
 from .records import ServiceRecord
@@ -30,6 +31,8 @@ class ServiceSpec:
     environment: Mapping[str, str] = field(repr=False)
     check: Check | None = None
     address: str | None = None
+    through: str | None = None
+    """The service that its check asks: while that one is away, nothing is known of this one."""
     after: tuple[str, ...] = ()
     """Names of services and steps that must be ready before this one starts; unknown names are ignored."""
     prepare: Callable[[], None] | None = None
@@ -51,8 +54,8 @@ class ServiceSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Equal fingerprints: the same process would be started."""
-        text = json.dumps([self.command, sorted(self.environment.items()), self.code])
+        """Equal fingerprints: the same process would be started, but for what comes from the user's shell."""
+        text = json.dumps([self.command, sorted(ours(self.environment).items()), self.code])
         return hashlib.sha256(text.encode()).hexdigest()
 
 

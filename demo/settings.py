@@ -48,6 +48,8 @@ class StackSettings:
     """More environment variables for Airflow's processes, e.g. `AIRFLOW__SCHEDULER__…`; they win over ours."""
     start_deadline: float = 240.0
     """Seconds that one service may take until it is healthy, with everything else starting beside it."""
+    patience: float = 15.0
+    """Seconds that a running service gets to say that it is well, before it is restarted."""
 
     def __post_init__(self) -> None:
         for name in ("home", "repository"):
@@ -55,6 +57,9 @@ class StackSettings:
         unknown = set(self.fixed_ports) - set(DEFAULT_PORTS)
         if unknown:
             raise StackError(f"fixed_ports: {sorted(unknown)} is none of {sorted(DEFAULT_PORTS)}")
+        strange = [name for name in self.services if name not in SERVICES]
+        if strange:
+            raise StackError(f"services: {strange} is none of {', '.join(SERVICES)}")
 
     @property
     def market_file(self) -> Path:
@@ -79,7 +84,7 @@ def ports_from_environment(environ: Mapping[str, str] | None = None) -> dict[str
         text = environ.get(variable, "").strip()
         if not text:
             continue
-        if not text.isdigit() or not 1 <= int(text) <= 65535:
+        if not (text.isascii() and text.isdigit() and len(text) <= 5) or not 1 <= int(text) <= 65535:
             raise StackError(f"{variable}={text!r} is not a port: give a number from 1 to 65535, or unset it")
         ports[name] = int(text)
     return ports

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from . import processes
+from . import locks, processes
 from .catalogue import catalogue, internal_ports, public_ports
 from .credentials import Credentials, SecretFiles
 from .environment import address, base_environment, gpucost_environment
@@ -66,7 +66,9 @@ class Stack:
             self._load()
             started: list[Service] = []
             try:
-                self._start_all(self._end_unfit(), started)
+                unsure = self._settle(list(self._services.values()), started)
+                if unsure:  # now their api-server answers
+                    self._settle(unsure, started)
             except BaseException:
                 self.progress.say("ending what was started")
                 self._end(started)
@@ -113,6 +115,27 @@ class Stack:
             return self._services[name]
         except KeyError:
             raise StackError(f"no service {name!r}; there are {sorted(self._services)}") from None
+
+    @property
+    def stack_id(self) -> str:
+        """The mark of all its processes."""
+        return self._record.stack_id
+
+    def demo(self) -> AbstractContextManager[None]:
+        """Hold this while a demo runs: there is one at a time, and what it started itself is not in the way of `up`.
+
+        Raises:
+            StackError: another demo runs.
+        """
+        home = self.settings.home
+        complaint = f"another demo runs in {home} at this moment: wait for its end, or end it there with Ctrl-C"
+        return locks.alone_by_name(home / "demo.lock", complaint, self._table)
+
+    def lives(self) -> bool:
+        """Does any process of this stack run?"""
+        if self._file.path.exists():
+            self._record = self._file.read()
+        return bool(self._family())
 
     def addresses(self) -> dict[str, str]:
         """URL per service: some of `airflow`, `mlflow`, `s3`, `rehearsal`."""
@@ -172,14 +195,19 @@ class Stack:
 
     def _choose_ports(self) -> None:
         settings, remembered, chooser = self.settings, self._record.ports, self._chooser
-        held = chooser.held({info.pid for info in self._family()})
+
+        def ask() -> set[int]:
+            return chooser.held({info.pid for info in self._family()})
+
+        held = ask()
         names = public_ports(settings.services)
         if settings.any_ports:
             free = [name for name in names if name not in settings.fixed_ports]
-            ports = chooser.public([name for name in names if name not in free], settings.fixed_ports, remembered, held)
+            fixed = [name for name in names if name not in free]
+            ports = chooser.public(fixed, settings.fixed_ports, remembered, held, ask)
             ports |= {name: chooser.internal(remembered.get(name), remembered.get(name) in held) for name in free}
         else:
-            ports = chooser.public(names, settings.fixed_ports, remembered, held)
+            ports = chooser.public(names, settings.fixed_ports, remembered, held, ask)
         for name in internal_ports(settings.services):
             ports[name] = chooser.internal(remembered.get(name), remembered.get(name) in held)
         for sentence in chooser.moved:
@@ -194,21 +222,59 @@ class Stack:
             self._record.services[name] = record
         self._file.write(self._record)
 
-    def _end_unfit(self) -> list[Service]:
-        """End what must not stay, and return what is to be started."""
-        fit = [service for service in self._services.values() if self._is_fit(service)]
-        keep = {info.pid for service in fit for info in service.family()}
-        processes.end(self._table, lambda: [i for i in self._family() if i.pid not in keep], grace=5.0)
-        for name in set(self._record.services) - {service.name for service in fit}:
+    def _settle(self, services: list[Service], started: list[Service]) -> list[Service]:
+        """Have all of `services` ready; return those that were left alone unasked, since nobody could ask them."""
+        fit, unsure = self._judge(services)
+        unfit = [service for service in services if service not in fit and service not in unsure]
+        kept = [service for service in self._services.values() if service not in unfit]
+        processes.end(self._table, lambda: self._strays(kept), grace=5.0)
+        for name in set(self._record.services) - {service.name for service in kept}:
             self._remember(name, None)
+        self._sweep()
         for service in fit:
             self.progress.update(service.name, RUNNING, note=service.spec.address or "")
-        return [service for service in self._services.values() if service not in fit]
+        for service in unsure:
+            self.progress.update(service.name, WAITING, note=f"runs; {service.spec.through} must answer for it")
+        self._start_all(unfit, started)
+        return unsure
 
-    def _is_fit(self, service: Service) -> bool:
+    def _judge(self, services: list[Service]) -> tuple[list[Service], list[Service]]:
+        """Which are ready and may stay, and of which cannot it be known?
+
+        Each is asked until it is ready or its patience is over: a machine whose cores all train answers late, and a
+        restart would cost it the training.
+        """
+        hopeful = [service for service in services if self._runs_as_wanted(service)]
+        away = {service.name for service in services if service not in hopeful}
+        fit: list[Service] = []
+        deadline = time.monotonic() + self.settings.patience
+        while True:
+            asked = [service for service in hopeful if service not in fit and service.spec.through not in away]
+            fit += [service for service in asked if self._runs_as_wanted(service) and service.waits_for() is None]
+            if all(service in fit for service in asked) or time.monotonic() >= deadline:
+                break
+            time.sleep(0.5)
+        away |= {service.name for service in hopeful if service not in fit}
+        return fit, [one for one in hopeful if one not in fit and one.spec.through in away]
+
+    def _runs_as_wanted(self, service: Service) -> bool:
         if service.spec.is_step or service.record is None or not service.is_alive():
             return False
-        return service.record.fingerprint == service.spec.fingerprint and service.waits_for() is None
+        return service.record.fingerprint == service.spec.fingerprint
+
+    def _strays(self, kept: Iterable[Service]) -> list[ProcessInfo]:
+        """What is this stack's, but neither of these services nor of a demo that runs beside us."""
+        theirs = {info.pid for service in kept for info in service.family()}
+        demo = locks.holder(self.settings.home / "demo.lock", self._table)
+        if demo is not None:
+            theirs |= processes.descendants(self._table, demo)
+        return [info for info in self._family() if info.pid not in theirs]
+
+    def _sweep(self) -> None:
+        """Remove what a demo that was killed left behind."""
+        if locks.holder(self.settings.home / "demo.lock", self._table) is None:
+            for folder in self.settings.home.glob("reference-*"):
+                shutil.rmtree(folder)
 
     def _start_all(self, services: list[Service], started: list[Service]) -> None:
         """Start `services` as their order allows and wait for all; `started` grows as they start."""
@@ -257,14 +323,10 @@ class Stack:
         """End these services and all that is not another one's, those that others write to last."""
         others = [service for service in self._services.values() if service not in services]
 
-        def not_theirs() -> list[ProcessInfo]:
-            theirs = {info.pid for service in others for info in service.family()}
-            return [info for info in self._family() if info.pid not in theirs]
-
         waves = sorted({service.spec.stop_wave for service in services})
         for wave in waves:
             names = [service.name for service in services if service.spec.stop_wave == wave]
-            self._end_wave(names, not_theirs if wave == waves[-1] else None)
+            self._end_wave(names, (lambda: self._strays(others)) if wave == waves[-1] else None)
         for service in services:
             service.forget()
 
@@ -282,15 +344,7 @@ class Stack:
         for name in records:
             self.progress.update(name, ENDED)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self) -> AbstractContextManager[None]:
         """One `up` or `down` of a home folder at a time."""
-        self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.settings.home / "stack.lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StackError(
-                    f"another up or down works in {self.settings.home} at this moment: wait for its end"
-                ) from None
-            yield
+        home = self.settings.home
+        return locks.alone(home / "stack.lock", f"another up or down works in {home} at this moment: wait for its end")

@@ -77,7 +77,7 @@ class Story:
     def _leases(self) -> Iterator[TimelineEvent]:
         for lease in self.services.leases.of_job(self.job):
             for at, event, note in self.services.leases.history(lease.id):
-                if self._first((lease.id, event)):
+                if self._first((lease.id, event, at)):
                     yield TimelineEvent(at, *_told_of(lease, event, note))
 
     def _beats(self) -> Iterator[TimelineEvent]:
@@ -138,4 +138,7 @@ def _told_of(lease: Lease, event: str, note: str) -> tuple[str, str]:
             return "interruption", f"{lease.instance_id} was taken away"
         case LeaseState.TERMINATED:
             return "release", f"{lease.instance_id} is gone, as the cloud confirms"
+        case "adopted":
+            # The note names owners, by tokens that say nothing to a person.
+            return "lease", f"a new try of the task takes {lease.instance_id or lease.id} over"
     return "lease", f"{event} {note}"

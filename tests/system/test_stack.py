@@ -171,6 +171,105 @@ def test_the_leftovers_of_a_killed_up_do_not_disturb_the_next_one(home, port):
     assert living(home) == []
 
 
+class Answer:
+    """A check that says what it is told to say."""
+
+    def __init__(self, *says: str | None) -> None:
+        self.says = list(says)
+
+    def __call__(self, _started_at: float) -> str | None:
+        return self.says.pop(0) if self.says else None
+
+
+def sleepers(home: Path, **checks: Answer) -> Stack:
+    """Small services; each but `api-server` is asked through that one."""
+    specs = [
+        ServiceSpec(
+            name=name,
+            command=(sys.executable, "-c", "import time; time.sleep(600)"),
+            environment={},
+            check=check,
+            through=None if name == "api-server" else "api-server",
+            stop_grace=0.5,
+        )
+        for name, check in ((name.replace("_", "-"), check) for name, check in checks.items())
+    ]
+    return Stack(StackSettings(home=home, services=(), patience=2.0), specs=lambda *_: specs)
+
+
+def pids(stack: Stack, *names: str) -> list[int | None]:
+    return [stack.service(name).pid for name in names]
+
+
+def test_a_service_that_answers_late_is_not_restarted(home):
+    first = sleepers(home, api_server=Answer(), scheduler=Answer())
+    first.up()
+    again = sleepers(home, api_server=Answer("slow", "slow"), scheduler=Answer("slow"))
+    again.up()
+    assert pids(again, "api-server", "scheduler") == pids(first, "api-server", "scheduler")
+    # One that never answers is, and the other is judged when it can be.
+    last = sleepers(home, api_server=Answer(*["away"] * 9), scheduler=Answer(*["api-server is away"] * 3))
+    last.up()
+    assert pids(last, "api-server") != pids(first, "api-server")
+    assert pids(last, "scheduler") == pids(first, "scheduler")
+
+
+def test_a_dead_api_server_ends_nobody_else(home):
+    first = sleepers(home, api_server=Answer(), scheduler=Answer(), triggerer=Answer())
+    first.up()
+    alive = pids(first, "scheduler")
+    first.service("api-server").kill()
+    again = sleepers(home, api_server=Answer(), scheduler=Answer(), triggerer=Answer(*["unhealthy"] * 9))
+    again.up()
+    assert pids(again, "scheduler") == alive
+    assert pids(again, "triggerer") != pids(first, "triggerer")
+    assert len(living(home)) == 3
+
+
+def demo_in_mid_training(home: Path, stack_id: str) -> subprocess.Popen[str]:
+    """A process that holds the demo's lock and has the training beside it running, like `make demo`."""
+    program = """
+import os, pathlib, subprocess, sys
+from demo.settings import StackSettings
+from demo.stack import Stack
+home = pathlib.Path(sys.argv[1])
+with Stack(StackSettings(home=home, services=())).demo():
+    (home / "reference-abc").mkdir()
+    child = [sys.executable, "-c", "import time; time.sleep(600)"]
+    subprocess.Popen(child, env={"GPUCOST_STACK": sys.argv[2]}, stdout=subprocess.DEVNULL)
+    print("runs", flush=True)
+    sys.stdin.read()
+"""
+    demo = subprocess.Popen(
+        [sys.executable, "-c", program, str(home), stack_id],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    assert demo.stdout.readline() == "runs\n"
+    return demo
+
+
+def test_up_leaves_a_running_demo_alone_and_clears_up_after_a_killed_one(home):
+    stack = sleepers(home, api_server=Answer())
+    stack.up()
+    demo = demo_in_mid_training(home, stack.stack_id)
+    stack.up()
+    assert len(living(home)) == 2
+    assert (home / "reference-abc").exists()
+    with pytest.raises(StackError, match="another demo runs in"), stack.demo():
+        pass
+
+    demo.kill()
+    demo.communicate(timeout=60)
+    assert len(living(home)) == 2
+    stack.up()
+    assert len(living(home)) == 1
+    assert not (home / "reference-abc").exists()
+
+
 def test_a_busy_port_of_the_user_is_said_with_variable_port_and_listener(home, port):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))

@@ -1,15 +1,16 @@
 """The environment of Airflow's processes and of commands."""
 
 import json
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from demo.catalogue import catalogue, internal_ports, public_ports
+from demo.catalogue import catalogue, internal_ports, is_migrated, public_ports
 from demo.credentials import SecretFiles
 from demo.environment import airflow_environment, base_environment, gpucost_environment, mlflow_environment
-from demo.settings import SERVICES, StackSettings
+from demo.settings import SERVICES, StackError, StackSettings
 
 PORTS = {"airflow": 8080, "mlflow": 5000, "s3": 8333, "rehearsal": 5050}
 
@@ -74,6 +75,45 @@ def test_the_users_own_cloud_and_airflow_do_not_reach_the_services(settings):
     assert "real" not in environment.values()
     assert "AWS_PROFILE" not in environment
     assert not Path(environment["AWS_SHARED_CREDENTIALS_FILE"]).exists()
+
+
+def test_another_shell_is_no_reason_to_restart_a_service(settings, credentials, monkeypatch):
+    ports = PORTS | dict.fromkeys(internal_ports(SERVICES), 20_001)
+    shells = [{"PATH": "/usr/bin", "HOME": "/root", "TERM": "xterm", "LANG": "C"}]
+    shells += [
+        {"PATH": "/opt/bin:/bin", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "3", "no_proxy": "x", "SSH_TTY": "/dev/1"}
+    ]
+    seen = []
+    for shell in shells:
+        for name in list(os.environ):
+            monkeypatch.delenv(name)
+        for name, value in shell.items():
+            monkeypatch.setenv(name, value)
+        seen.append({spec.name: spec.fingerprint for spec in catalogue(settings, ports, credentials)})
+    assert seen[0] == seen[1]
+    moved = {spec.name: spec.fingerprint for spec in catalogue(settings, ports | {"airflow": 8081}, credentials)}
+    assert moved["scheduler"] != seen[0]["scheduler"]
+
+
+def test_only_what_services_need_is_taken_from_the_shell(settings):
+    outer = {"HTTPS_PROXY": "http://p", "LC_ALL": "C", "PYTHONPATH": "/mine", "PYTHONSTARTUP": "x", "DATABASE_URL": "y"}
+    environment = base_environment(settings, outer)
+    assert (environment["HTTPS_PROXY"], environment["LC_ALL"]) == ("http://p", "C")
+    assert not {"PYTHONSTARTUP", "DATABASE_URL"} & set(environment)
+    assert "/mine" not in environment["PYTHONPATH"]
+
+
+def test_a_damaged_stamp_of_the_migration_means_to_migrate_again(settings):
+    folder = settings.home / "airflow"
+    folder.mkdir(parents=True)
+    (folder / "airflow.db").touch()
+    (folder / "migrated.json").write_bytes(b"\xff{")
+    assert not is_migrated(settings)
+
+
+def test_an_unknown_service_is_refused_with_the_known_ones():
+    with pytest.raises(StackError, match=r"services: \['nonsense'\] is none of s3, rehearsal, mlflow"):
+        StackSettings(services=("s3", "nonsense"))
 
 
 def test_nobody_is_told_that_we_run(settings, credentials):

@@ -39,6 +39,13 @@ def test_a_port_that_our_running_service_holds_stays_with_it():
     assert chosen == {"mlflow": 7000, "airflow": 8090}
 
 
+def test_a_service_in_mid_start_that_begins_to_listen_meanwhile_is_asked_for_again():
+    ports = chooser({7000, 8090})
+    remembered = {"mlflow": 7000, "airflow": 8090}
+    chosen = ports.public(["mlflow", "airflow"], {"mlflow": 7000}, remembered, set(), again=lambda: {7000, 8090})
+    assert chosen == remembered
+
+
 def test_the_port_of_the_last_start_is_kept_when_free_and_given_up_when_somebody_else_has_it():
     assert chooser({8080}).public(["airflow"], {}, {"airflow": 8099}, set()) == {"airflow": 8099}
     assert chooser({8099}).public(["airflow"], {}, {"airflow": 8099}, set()) == {"airflow": 8080}
@@ -57,7 +64,7 @@ def test_stacks_that_start_together_look_for_internal_ports_in_different_places(
     assert chooser(set(), seed=1).internal() != chooser(set(), seed=2).internal()
 
 
-@pytest.mark.parametrize("text", ["http", "0", "65536", "-1"])
+@pytest.mark.parametrize("text", ["http", "0", "65536", "-1", "²", "9" * 5000])
 def test_a_port_variable_that_is_no_port_is_refused_by_name(text):
     with pytest.raises(StackError, match="GPUCOST_AIRFLOW_PORT"):
         ports_from_environment({"GPUCOST_AIRFLOW_PORT": text})

@@ -1,6 +1,7 @@
 """services.json, and secrets that only their owner can read."""
 
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,36 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path):
     path.write_text('{"services": {"s3": {"pid": "x"}}}')
     with pytest.raises(StackError, match=r"services\.json cannot be read .* remove the file"):
         RecordFile(path).read()
+
+
+def test_a_file_that_is_no_text_is_an_error_that_says_what_to_do(tmp_path):
+    path = tmp_path / "services.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(StackError, match=r"services\.json cannot be read .* remove the file"):
+        RecordFile(path).read()
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "services.json"
+    write_private(path, "old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_private(path, "new")
+    assert [found.name for found in tmp_path.iterdir()] == ["services.json"]
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("content", [b'{"jwt_secret": "hunter2"', b'{"jwt_secret": ["hunter2"]}', b"\xffhunter2"])
+def test_damaged_secrets_are_named_and_not_shown(tmp_path, content):
+    (tmp_path / "stack.json").write_bytes(content)
+    with pytest.raises(StackError, match=r"stack\.json is damaged: .* remove the file") as failure:
+        SecretFiles(tmp_path).load()
+    assert "hunter2" not in str(failure.value)
+    assert failure.value.__suppress_context__
 
 
 def test_private_files_are_private_also_when_they_replace_an_open_one(tmp_path):

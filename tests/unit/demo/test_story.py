@@ -100,6 +100,15 @@ def test_a_purchase_that_was_given_up_unseen_is_named(world: World) -> None:
     assert told[-1] == f"asks for the end of {order.id} (cancelled)"
 
 
+def test_a_takeover_is_a_sentence_without_tokens(world: World) -> None:
+    world.begin()
+    lease = attempt(world, 1, "a")
+    story = Story(world.services, TASK.key)
+    list(story.news())
+    world.services.leases.adopt(lease, "try-token-2", world.clock.now())
+    assert [event.text for event in story.news()] == [f"a new try of the task takes {lease.instance_id} over"]
+
+
 def test_the_result_s_rows_say_what_counted_and_what_was_lost(world: World, finished: dict[str, Any]) -> None:
     first, second = Story(world.services, TASK.key).attempts()
     assert (first.steps, first.lost, first.resumed_at, first.ended_because) == (50, 10, None, "interrupted")
@@ -122,7 +131,10 @@ class Services:
             | {"amount": str(charge.amount.amount)}
             for charge in charges
         ]
-        self.instances = [{"instance_id": one.instance_id, "state": "terminated"} for one in leases]
+        self.instances: list[dict[str, Any]] = [
+            {"instance_id": one.instance_id, "state": "terminated", "tags": {"gpucost:job": TASK.key}} for one in leases
+        ]
+        self.instances.append({"instance_id": "i-other", "state": "running", "tags": {"gpucost:job": "d/other/t"}})
         self.run = {
             "info": {"status": "FINISHED"},
             "data": {"metrics": [{"key": "gpucost.cost_usd", "value": 0.65}]},
@@ -315,11 +327,12 @@ def test_the_yardstick_gets_its_orders_as_a_node_would_and_no_credentials(
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     code = ROOT / "include" / "programs" / "digits"
-    one = start_reference(tmp_path, code, ("--epochs", "1"), Path(sys.executable), seed=7)
+    one = start_reference(tmp_path, code, ("--epochs", "1"), Path(sys.executable), seed=7, stack_id="mine")
     [(command, env)] = started
     assert command == [Path(sys.executable), tmp_path / "agent.zip"]
     assert (tmp_path / "agent.zip").stat().st_size > 0
     assert "s3cr3t" not in " ".join(env.values())
+    assert env["GPUCOST_STACK"] == "mine"
     store = JobStore(Objects.open(env["GPUCOST_STORE_URL"]), env["GPUCOST_JOB"])
     spec = store.spec()
     assert (spec.arguments, spec.seed, spec.gpu_count) == (("--epochs", "1"), 7, 0)
