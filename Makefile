@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 HOME_FOLDER ?= .gpucost
 export PYTHONPATH := $(CURDIR):$(CURDIR)/plugins
 
-.PHONY: demo up down status test lint clean
+.PHONY: demo up down status gpucost test lint clean
 
 demo: $(VENV)/runtime
 	@$(BIN)/python -m demo run --home "$(HOME_FOLDER)"
@@ -19,6 +19,10 @@ down:
 
 status: $(VENV)/runtime
 	@$(BIN)/python -m demo status --home "$(HOME_FOLDER)"
+
+# For example: make gpucost ARGS="reap --dry-run"
+gpucost: $(VENV)/runtime
+	@$(BIN)/python -m demo cli --home "$(HOME_FOLDER)" $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest tests/unit

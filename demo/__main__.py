@@ -1,4 +1,4 @@
-"""`python -m demo up`, `down`, `status`."""
+"""`python -m demo run`, `up`, `down`, `status`, `cli`."""
 
 from __future__ import annotations
 
@@ -150,6 +150,15 @@ def status(home: Home = HOME) -> None:
         print(f"  {name:14} {state}")
     if set(states.values()) != {"ready"}:
         raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def cli(context: typer.Context, home: Home = HOME) -> None:
+    """Run `gpucost` with this stack's connections, e.g. `leases`, `quotes`, `reap --dry-run`, `report JOB`."""
+    with explained(home):
+        environment = open_stack(home).environment() | {"AIRFLOW_HOME": str((home / "airflow").absolute())}
+        done = subprocess.run([sys.executable, "-m", "gpucost", *context.args], env=environment, check=False)
+    raise typer.Exit(done.returncode)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
