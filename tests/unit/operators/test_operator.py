@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralError, TaskDeferred
 
+from gpucost.bundle import pack_code
 from gpucost.lifecycle.steps import Event, EventKind
 from gpucost.operators.training import SpotTrainingOperator
 from gpucost.reasons import Reason
@@ -111,6 +112,8 @@ def test_the_deadline_counts_from_the_run_s_run_after(world: World, folder: Path
 def test_a_relative_folder_lies_in_include(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPUCOST__INCLUDE_FOLDER", str(folder.parents[1]))
     deferred(lambda: operator(folder, job={"code": "programs/digits"}).execute(context()))
+    digest = world.services.store(TASK.key).spec().code_digest
+    assert digest == pack_code(folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,8 @@ def test_resuming_goes_to_the_method_that_was_deferred_to(world: World, folder: 
     task = operator(folder)
     deferral = deferred(lambda: task.execute(context()))
     arguments = deferral.kwargs | {"event": event(EventKind.TIME, deferral.trigger.lease_id)}
-    deferred(lambda: task.resume_execution("resume", arguments, context()))
+    again = deferred(lambda: task.resume_execution("resume", arguments, context()))
+    assert again.trigger.lease_id == deferral.trigger.lease_id
 
 
 def test_a_task_ended_by_a_user_while_it_buys_gives_its_machine_back(

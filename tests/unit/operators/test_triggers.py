@@ -188,6 +188,7 @@ def test_many_ends_at_once_leave_the_loop_s_own_threads_free(monkeypatch: pytest
         await asyncio.gather(*ends)
 
     asyncio.run(all_at_once())
+    assert not together.broken, "every end and the loop's own thread met at once"
 
 
 # Ending what a user ended.

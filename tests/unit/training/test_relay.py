@@ -59,10 +59,11 @@ def test_pieces_join_to_the_whole_and_are_bounded(data: bytes, limit: int) -> No
 
 @given(text=st.text(alphabet="aé€😀\n", max_size=100))
 def test_no_piece_cuts_a_character(text: str) -> None:
-    rest = text.encode()
+    rest, read = text.encode(), ""
     while size := cut(rest[:9], 8, final=True):
-        rest[:size].decode()
+        read += rest[:size].decode()
         rest = rest[size:]
+    assert read == text
 
 
 def test_an_unfinished_line_waits_for_its_end() -> None:
