@@ -18,7 +18,7 @@ AGENT_PARTS = ("__init__.py", "bundle.py", "clock.py", "job.py", "jobstore.py", 
 """Modules beside `training/` that the agent needs; nothing of them imports Airflow."""
 
 LEFT_OUT = frozenset(
-    {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
+    {"__pycache__", "checkpoints", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
 )
 MAX_CODE_BYTES = 200 * 1024 * 1024
 

@@ -123,3 +123,11 @@ def test_publishing_the_agent_again_changes_nothing() -> None:
     agent.publish(objects)
     assert [stat.key for stat in objects.scan("agents")] == [agent.key]
     assert objects.get(agent.key) == agent.data
+
+
+def test_checkpoints_of_a_local_run_are_no_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('training')\n")
+    before = pack_code(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "head.json").write_text("{}")
+    assert pack_code(tmp_path) == before
