@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
 console = Console()
+
+# Whether the schema is up to date is no answer to what was asked.
+logging.getLogger("alembic").setLevel(logging.WARNING)
 
 WIDEST = 1000
 """Characters; no table is wider."""

@@ -184,9 +184,9 @@ def test_a_closed_run_has_its_status_and_end_and_opens_again_for_another_try(
 
 def test_artifacts_come_back_from_the_server(server: str, tracker: Tracker) -> None:
     run_id = job_run(tracker, "job-artifacts")
-    tracker.log_document(run_id, "report.json", {"cost": "0.25"})
+    tracker.log_text(run_id, "report.json", '{"cost": "0.25"}')
     tracker.log_text(run_id, "report/page one.md", "# Report\n")
-    for name, text in (("report.json", '{\n  "cost": "0.25"\n}'), ("report/page one.md", "# Report\n")):
+    for name, text in (("report.json", '{"cost": "0.25"}'), ("report/page one.md", "# Report\n")):
         answer = httpx.get(f"{server}/get-artifact", params={"run_id": run_id, "path": name}).raise_for_status()
         assert answer.text == text
 

@@ -11,7 +11,6 @@ it, goes on, and comes back later with the same arguments.
 
 from __future__ import annotations
 
-import json
 import math
 import posixpath
 import re
@@ -213,14 +212,6 @@ class Tracker:
                 "start its server with --serve-artifacts and --artifacts-destination"
             )
         self._rest.put_artifact(f"{parts.path}/{name}", text.encode())
-
-    def log_document(self, run_id: str, name: str, document: Mapping[str, Any]) -> None:
-        """Store `document` (values that JSON can hold) as the run's artifact `name`.
-
-        Raises:
-            TrackingAway: as `log_text`.
-        """
-        self.log_text(run_id, name, json.dumps(document, indent=2))
 
     def close(self, run_id: str, status: RunStatus, ended_at: datetime | None = None) -> None:
         """End a run; closing it again is harmless.

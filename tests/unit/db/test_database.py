@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError, StatementError
 
 from gpucost.db.engine import VERSION_TABLE, Database, DatabaseTooNew
 from gpucost.db.tables import AttemptRow, Base, ChargeRow, DecisionRow, JobRow, LeaseRow, PlacementRow
+from tests.fakes.rows import job_row
 
 NOW = datetime(2026, 11, 30, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -32,22 +33,7 @@ def db(tmp_path: Path) -> Iterator[Database]:
 
 
 def job(key: str = "job", **changes: Any) -> JobRow:
-    facts: dict[str, Any] = {
-        "dag_id": "d",
-        "run_id": key,
-        "task_id": "t",
-        "map_index": -1,
-        "generation": 1,
-        "owner": "o",
-        "tries_allowed": 0,
-        "name": "n",
-        "project": "p",
-        "team": "t",
-        "spec": {"seed": 1, "arguments": ["--epochs", "3"]},
-        "created_at": NOW,
-        "deadline": NOW,
-    }
-    return JobRow(key=key, **(facts | changes))
+    return job_row(key, NOW, **({"spec": {"seed": 1, "arguments": ["--epochs", "3"]}} | changes))
 
 
 def lease(id: str = "lease", **changes: Any) -> LeaseRow:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpucost.db.engine import Database
-from gpucost.db.tables import JobRow
 from gpucost.decisions.log import DecisionLog, DecisionState
+from tests.fakes.rows import job_row
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
@@ -21,18 +21,7 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
     database = Database(f"sqlite:///{tmp_path}/gpucost.db")
     database.migrate()
     with database.transaction() as session:
-        for key in ("job", "other"):
-            facts = {
-                "dag_id": "d",
-                "run_id": key,
-                "task_id": "t",
-                "map_index": -1,
-                "generation": 1,
-                "owner": "o",
-                "tries_allowed": 0,
-            }
-            row = JobRow(key=key, name="n", project="p", team="t", spec={}, created_at=NOW, deadline=NOW, **facts)
-            session.add(row)
+        session.add_all([job_row("job", NOW), job_row("other", NOW)])
     yield DecisionLog(database)
     database.close()
 

@@ -17,13 +17,14 @@ from sqlalchemy import func, select
 
 from gpucost.capacity.lease import Lease, LeaseState
 from gpucost.db.engine import Database
-from gpucost.db.tables import AllocationRow, AttemptRow, ChargeRow, JobRow, LeaseRow
+from gpucost.db.tables import AllocationRow, AttemptRow, ChargeRow, LeaseRow
 from gpucost.ledger.billing import MachineUse
 from gpucost.ledger.books import Books
 from gpucost.ledger.charge import Charge, ChargeKind
 from gpucost.market.pool import CapacityType, Pool
 from gpucost.market.quote import PricePoint
 from gpucost.money import InstanceHourPrice, Money
+from tests.fakes.rows import job_row
 
 LAUNCH = datetime(2026, 11, 30, 12, tzinfo=UTC)
 SPOT = [PricePoint(since=LAUNCH - timedelta(hours=1), price=InstanceHourPrice(amount=Decimal("0.36")))]
@@ -45,19 +46,8 @@ def books(db: Database) -> Books:
 
 
 def add_job(db: Database, key: str) -> None:
-    facts = {
-        "dag_id": "d",
-        "run_id": key,
-        "task_id": "t",
-        "map_index": -1,
-        "generation": 1,
-        "owner": "o",
-        "tries_allowed": 0,
-    }
     with db.transaction() as session:
-        session.add(
-            JobRow(key=key, name="digits", project="p", team="t", spec={}, created_at=LAUNCH, deadline=LAUNCH, **facts)
-        )
+        session.add(job_row(key, LAUNCH, name="digits"))
 
 
 def add_lease(db: Database, id: str, job: str = "job", attempt: int = 1, **changes: Any) -> Lease:
