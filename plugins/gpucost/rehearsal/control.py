@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gpucost.clock import SpecClock
-from gpucost.rehearsal.book import Book
-from gpucost.rehearsal.hypervisor import Hypervisor
-from gpucost.rehearsal.invoice import Usage, as_json, bill
-from gpucost.rehearsal.market import Market
-from gpucost.rehearsal.records import Instance
-from gpucost.rehearsal.script import RuleSet, Script
+from gpucost.rehearsal.book.book import Book
+from gpucost.rehearsal.book.records import Instance
+from gpucost.rehearsal.interruptions.script import RuleSet, Script
+from gpucost.rehearsal.invoice.rule import Usage, as_json, bill
+from gpucost.rehearsal.machines.hypervisor import Hypervisor
+from gpucost.rehearsal.market.market import Market
 
 JsonAnswer = tuple[int, dict[str, Any]]
 

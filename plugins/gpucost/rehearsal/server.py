@@ -21,16 +21,17 @@ from werkzeug.serving import make_server
 from werkzeug.wrappers import Request, Response
 
 from gpucost.clock import SpecClock
-from gpucost.rehearsal import timekeeping, wire
-from gpucost.rehearsal.book import Book
+from gpucost.rehearsal import timekeeping
+from gpucost.rehearsal.api import wire
+from gpucost.rehearsal.api.actions import Ec2Api
+from gpucost.rehearsal.api.moto_side import ACCOUNT, MotoSide
+from gpucost.rehearsal.book.book import Book
+from gpucost.rehearsal.book.journal import FileJournal
 from gpucost.rehearsal.control import Control
-from gpucost.rehearsal.ec2_api import Ec2Api
-from gpucost.rehearsal.hypervisor import Hypervisor
-from gpucost.rehearsal.imds import Imds
-from gpucost.rehearsal.journal import FileJournal
-from gpucost.rehearsal.market import Market, load_market
-from gpucost.rehearsal.moto_side import ACCOUNT, MotoSide
-from gpucost.rehearsal.script import Script, load_rules
+from gpucost.rehearsal.interruptions.script import Script, load_rules
+from gpucost.rehearsal.machines.hypervisor import Hypervisor
+from gpucost.rehearsal.machines.imds import Imds
+from gpucost.rehearsal.market.market import Market, load_market
 from gpucost.rehearsal.settings import Settings
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpucost.clock import ManualClock
-from gpucost.rehearsal.book import Book, Plan, TokenReused
-from gpucost.rehearsal.market import Market, PoolKey, load_market
-from gpucost.rehearsal.records import BY_USER, FROM_INSIDE, NO_CAPACITY, Instance, LaunchSpec, Order
+from gpucost.rehearsal.book.book import Book, Plan, TokenReused
+from gpucost.rehearsal.book.records import BY_USER, FROM_INSIDE, NO_CAPACITY, Instance, LaunchSpec, Order
+from gpucost.rehearsal.market.market import Market, PoolKey, load_market
 
 ORIGIN = datetime(2026, 11, 30, 16, 0, 0, 250_000, tzinfo=UTC)
 POOL = PoolKey("us-east-1a", "p3.2xlarge")

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpucost.rehearsal.invoice import Usage, as_json, bill
+from gpucost.rehearsal.invoice.rule import Usage, as_json, bill
 
 START = datetime(2026, 11, 30, 16, 20, 0, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpucost.rehearsal.market import Market, MarketError, PoolKey, PricePoint, PriceSeries, load_market
+from gpucost.rehearsal.market.market import Market, MarketError, PoolKey, PricePoint, PriceSeries, load_market
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "include/market/three_zones.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucost.rehearsal.script import ProgressReader, Rule, Script, load_rules
+from gpucost.rehearsal.interruptions.script import ProgressReader, Rule, Script, load_rules
 
 
 def test_a_rule_fires_as_often_as_it_says_and_for_its_jobs_only() -> None:

@@ -12,7 +12,7 @@ import botocore.parsers
 import botocore.serialize
 import pytest
 
-from gpucost.rehearsal import filters, wire
+from gpucost.rehearsal.api import filters, wire
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from gpucost.clock import Clock, floor_second
-from gpucost.rehearsal.market import Market, PoolKey
-from gpucost.rehearsal.records import (
+from gpucost.rehearsal.book.records import (
     FROM_INSIDE,
     HOLDING,
     LIVING,
@@ -26,6 +25,7 @@ from gpucost.rehearsal.records import (
     Order,
     State,
 )
+from gpucost.rehearsal.market.market import Market, PoolKey
 
 
 class TokenReused(ValueError):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpucost.rehearsal import filters, fleet, views, wire
-from gpucost.rehearsal.book import Book, TokenReused
-from gpucost.rehearsal.market import Market, PoolKey, PricePoint
-from gpucost.rehearsal.moto_side import ACCOUNT, MotoSide, tags_for
-from gpucost.rehearsal.records import BY_USER, Instance
-from gpucost.rehearsal.wire import Ec2Error
+from gpucost.rehearsal.api import filters, fleet, views, wire
+from gpucost.rehearsal.api.moto_side import ACCOUNT, MotoSide, tags_for
+from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.book.book import Book, TokenReused
+from gpucost.rehearsal.book.records import BY_USER, Instance
+from gpucost.rehearsal.market.market import Market, PoolKey, PricePoint
 
 REFUSED = frozenset(
     {

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpucost.rehearsal.book import Book
-from gpucost.rehearsal.records import Instance
+from gpucost.rehearsal.book.book import Book
+from gpucost.rehearsal.book.records import Instance
 from gpucost.rehearsal.settings import check_private
 
 CREDENTIALS_LAST = timedelta(hours=6)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from gpucost.rehearsal.imds import private_address
-from gpucost.rehearsal.records import Ending, Fleet, Instance
+from gpucost.rehearsal.book.records import Ending, Fleet, Instance
+from gpucost.rehearsal.machines.imds import private_address
 
 STATE_CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 """From the API reference, InstanceState."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gpucost.rehearsal.wire import Ec2Error
+from gpucost.rehearsal.api.wire import Ec2Error
 
 Item = TypeVar("Item")
 

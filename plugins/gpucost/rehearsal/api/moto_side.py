@@ -18,9 +18,9 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.events.models import events_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from gpucost.rehearsal.market import MarketError, MarketFile
-from gpucost.rehearsal.records import Instance, LaunchSpec
-from gpucost.rehearsal.wire import Ec2Error
+from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.book.records import Instance, LaunchSpec
+from gpucost.rehearsal.market.market import MarketError, MarketFile
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from gpucost.clock import SpecClock
-from gpucost.rehearsal import guard, processes
-from gpucost.rehearsal.book import Book
-from gpucost.rehearsal.records import FROM_INSIDE, NO_CAPACITY, Instance
-from gpucost.rehearsal.script import JOB_TAG, ProgressReader, Script
+from gpucost.rehearsal.book.book import Book
+from gpucost.rehearsal.book.records import FROM_INSIDE, NO_CAPACITY, Instance
+from gpucost.rehearsal.interruptions.script import JOB_TAG, ProgressReader, Script
+from gpucost.rehearsal.machines import guard, processes
 from gpucost.rehearsal.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpucost.rehearsal import processes
+from gpucost.rehearsal.machines import processes
 
 CLEAN_LOOKS = 4
 """A process that was just being started shows its marker a moment later: look again before believing."""
@@ -38,9 +38,9 @@ def kill_all(cloud_id: str, limit_real_s: float = 10.0) -> bool:
 
 def start(cloud_id: str) -> subprocess.Popen[bytes]:
     """Start the guard of this process, in a session of its own so that Ctrl-C does not reach it."""
-    package_root = Path(__file__).resolve().parents[2]
+    package_root = Path(__file__).resolve().parents[3]
     return subprocess.Popen(
-        [sys.executable, "-m", "gpucost.rehearsal.guard", cloud_id],
+        [sys.executable, "-m", "gpucost.rehearsal.machines.guard", cloud_id],
         cwd=package_root,
         env={"PYTHONPATH": str(package_root), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
         stdin=subprocess.PIPE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from gpucost.rehearsal.market import PoolKey
+from gpucost.rehearsal.market.market import PoolKey
 
 Lifecycle = Literal["spot", "on-demand"]
 State = Literal["pending", "running", "shutting-down", "terminated", "stopping", "stopped"]

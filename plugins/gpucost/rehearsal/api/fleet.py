@@ -13,11 +13,11 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from gpucost.rehearsal.book import Book, Plan
-from gpucost.rehearsal.market import Market, PoolKey
-from gpucost.rehearsal.moto_side import MotoSide, tags_for
-from gpucost.rehearsal.records import Instance, LaunchSpec, Lifecycle, Order
-from gpucost.rehearsal.wire import Ec2Error
+from gpucost.rehearsal.api.moto_side import MotoSide, tags_for
+from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.book.book import Book, Plan
+from gpucost.rehearsal.book.records import Instance, LaunchSpec, Lifecycle, Order
+from gpucost.rehearsal.market.market import Market, PoolKey
 
 SPOT_STRATEGIES = frozenset(
     {"lowest-price", "capacity-optimized", "capacity-optimized-prioritized", "price-capacity-optimized"}

@@ -1,0 +1,1 @@
+"""What does EC2 answer? Its actions, in its own words."""

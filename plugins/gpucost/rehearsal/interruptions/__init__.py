@@ -1,0 +1,1 @@
+"""Which instance is taken back, when, and who is told before?"""

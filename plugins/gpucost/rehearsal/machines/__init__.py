@@ -1,0 +1,1 @@
+"""Who runs the machines? Real local processes, and what a machine knows about itself."""

@@ -1,0 +1,1 @@
+"""What is sold, at which price, how much of it, and when?"""
