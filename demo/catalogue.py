@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -120,7 +121,8 @@ def _rehearsal(
         check=health.http_ok(f"{url}/rehearsal/health"),
         address=url,
         code=source_digest(settings.repository / "plugins"),
-        # It ends its instances first, and those have a grace of their own.
+        # On SIGTERM it would leave its machines running for another start; this ends all of them.
+        stop_signal=signal.SIGINT,
         stop_grace=10.0,
     )
 

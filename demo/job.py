@@ -116,7 +116,7 @@ def _begin(airflow: AirflowApi, rehearsal: str, demo: DemoJob) -> JobId:
     end_earlier(airflow, DAG_ID, print)
     run_id = f"{RUN_PREFIX}{int(time.time())}"
     job = JobId(dag_id=DAG_ID, run_id=run_id, task_id=TASK_ID)
-    rule = {"job": job.key, "step": demo.kill_at_step, "notice": False, "times": 1}
+    rule = {"job": job.key, "step": demo.kill_at_step, "event": "no-notice", "times": 1}
     httpx.post(f"{rehearsal}/rehearsal/script", json={"rules": [rule]}, trust_env=False).raise_for_status()
     airflow.trigger(DAG_ID, demo.form, run_id)
     return job

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 MARK = "GPUCOST_STACK"
@@ -142,16 +143,18 @@ def end(
     find: Callable[[], Collection[ProcessInfo]],
     grace: float,
     *,
+    asking: Mapping[int, int] = MappingProxyType({}),
     reap: Callable[[], object] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
-    """SIGTERM, wait, SIGKILL what is left, until nothing is left.
+    """Ask to end, wait, SIGKILL what is left, until nothing is left.
 
     Args:
         table: the process table.
         find: lists what is to end; asked again and again, since a process may start another while it ends.
-        grace: seconds between SIGTERM and SIGKILL.
+        grace: seconds between asking and SIGKILL.
+        asking: pid -> the signal that it is asked by; SIGTERM for all others.
         reap: collects exit statuses of those that are our own children.
         sleep: waits.
         monotonic: a clock for the grace.
@@ -172,6 +175,6 @@ def end(
             key = (info.pid, info.started)
             done = killed if late else asked
             if key not in done:
-                table.signal(info.pid, signal.SIGKILL if late else signal.SIGTERM)
+                table.signal(info.pid, signal.SIGKILL if late else asking.get(info.pid, signal.SIGTERM))
                 done.add(key)
         sleep(0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,7 +22,8 @@ class ServiceRecord(BaseModel):
     started: str = Field(description="Tells this process from a later one with the same pid; see `processes`.")
     started_at: float = Field(description="Seconds since the epoch.")
     fingerprint: str = Field(description="Digest of command, environment and code: equal means no restart is needed.")
-    stop_grace: float = Field(description="Seconds between SIGTERM and SIGKILL.")
+    stop_grace: float = Field(description="Seconds between being asked to end and SIGKILL.")
+    stop_signal: int = Field(default=signal.SIGTERM, description="The signal that its leading process is asked by.")
     stop_wave: int = Field(default=0, description="Services of a higher wave end later: those that others write to.")
     leftovers: tuple[str, ...] = Field(default=(), description="Files to remove after its end.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -44,6 +45,8 @@ class ServiceSpec:
     code: str = ""
     """Digest of the source that a running process has loaded: another one means it must be restarted."""
     stop_grace: float = 5.0
+    stop_signal: int = signal.SIGTERM
+    """What its leading process is asked to end by; everything else it started gets SIGTERM."""
     stop_wave: int = 0
     """Services of a higher wave end after all of a lower one."""
 
@@ -156,6 +159,7 @@ class Service:
                 started_at=started_at,
                 fingerprint=self.spec.fingerprint,
                 stop_grace=self.spec.stop_grace,
+                stop_signal=self.spec.stop_signal,
                 stop_wave=self.spec.stop_wave,
                 leftovers=self.spec.leftovers,
             )
@@ -199,7 +203,7 @@ class Service:
         self._end(grace=0.0)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what is left after its grace."""
+        """Ask it to end, and SIGKILL what is left after its grace."""
         self._end(grace=self.spec.stop_grace)
 
     def restart(self, timeout: float = 120.0) -> None:
@@ -209,7 +213,8 @@ class Service:
         self.wait_healthy(timeout)
 
     def _end(self, grace: float) -> None:
-        processes.end(self._table, self.family, grace, reap=self.exit_status)
+        asking = {} if self.record is None else {self.record.pid: self.record.stop_signal}
+        processes.end(self._table, self.family, grace, asking=asking, reap=self.exit_status)
         self.forget()
 
     def forget(self) -> None:

@@ -227,7 +227,7 @@ class Stack:
         fit, unsure = self._judge(services)
         unfit = [service for service in services if service not in fit and service not in unsure]
         kept = [service for service in self._services.values() if service not in unfit]
-        processes.end(self._table, lambda: self._strays(kept), grace=5.0)
+        processes.end(self._table, lambda: self._strays(kept), grace=5.0, asking=self._stop_signals())
         for name in set(self._record.services) - {service.name for service in kept}:
             self._remember(name, None)
         self._sweep()
@@ -319,6 +319,9 @@ class Stack:
         roots = [(record.pid, record.started) for record in self._record.services.values()]
         return processes.family(self._table, roots, self._record.stack_id)
 
+    def _stop_signals(self) -> dict[int, int]:
+        return {record.pid: record.stop_signal for record in self._record.services.values()}
+
     def _end(self, services: list[Service]) -> None:
         """End these services and all that is not another one's, those that others write to last."""
         others = [service for service in self._services.values() if service not in services]
@@ -340,7 +343,8 @@ class Stack:
                 service.exit_status()
 
         grace = max((record.stop_grace for record in records.values()), default=1.0)
-        processes.end(self._table, find or (lambda: processes.family(self._table, roots)), grace, reap=reap)
+        find = find or (lambda: processes.family(self._table, roots))
+        processes.end(self._table, find, grace, asking=self._stop_signals(), reap=reap)
         for name in records:
             self.progress.update(name, ENDED)
 

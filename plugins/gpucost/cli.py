@@ -12,10 +12,13 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from gpucost.rehearsal.terminal import app as rehearsal
+
 if TYPE_CHECKING:
     from gpucost.lifecycle.services import Services
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
+app.add_typer(rehearsal, name="rehearsal")
 console = Console()
 
 # Whether the schema is up to date is no answer to what was asked.

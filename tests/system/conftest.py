@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from demo.job import services_of
 from demo.settings import StackSettings
 from demo.stack import Stack
 from gpucost.lifecycle.services import Services
+from tests.system.rehearsal import Cloud, launch, two_regions
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             yield Running(stack, airflow, services_of(stack))
     finally:
         stack.down()
+
+
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """One rehearsal cloud of two regions for every module that asks for no other."""
+    folder: Path = tmp_path_factory.mktemp("rehearsal")
+    started = launch(folder / "state", market=two_regions(folder / "market.json"))
+    yield started
+    started.process.send_signal(signal.SIGINT)
+    assert started.process.wait(timeout=30) == 0
+
+
+@pytest.fixture
+def no_leftovers(cloud: Cloud) -> Iterator[None]:
+    """Every machine of the test is gone after it, so that the next one finds full pools."""
+    yield
+    cloud.end_all()

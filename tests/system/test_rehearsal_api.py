@@ -1,273 +1,30 @@
-"""The rehearsal cloud as a user meets it: a server process, plain boto3, real instances. Needs nothing but Python."""
+"""Machines of the rehearsal cloud as a user meets them: user data, metadata, interruptions, the invoice, restarts."""
 
 from __future__ import annotations
 
-import base64
+import csv
+import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
-from botocore.exceptions import ClientError
 
-ROOT = Path(__file__).resolve().parents[2]
-SPEED = 120
-TYPE = "g4dn.xlarge"
-ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
-
-
-def wait_for(what: str, look: Callable[[], Any], deadline_s: float = 15.0) -> Any:
-    """The first truthy answer of `look`; fails with `what` when none comes in time."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"{what}: not within {deadline_s} s")
-
-
-@dataclass
-class Cloud:
-    """A running rehearsal cloud and a client for it."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    state_dir: Path
-    ec2: Any
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/rehearsal/{path}", timeout=10) as response:  # noqa: S310
-            return json.load(response)
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(  # noqa: S310
-            f"{self.url}/rehearsal/{path}", data=json.dumps(body).encode(), method="POST"
-        )
-        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
-            return json.load(response)
-
-    def client(self, service: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id="AKIAREHEARSAL",
-            aws_secret_access_key="rehearsal",
-            config=Config(retries={"max_attempts": 1}, max_pool_connections=50),
-        )
-
-    def now(self) -> datetime:
-        return datetime.fromisoformat(self.get("status")["now"])
-
-    def template(self, user_data: str, **more: Any) -> str:
-        """A launch template whose machines run `user_data`; returns its id."""
-        data = {
-            "ImageId": "ami-0rehearsal",
-            "UserData": base64.b64encode(user_data.encode()).decode(),
-            "IamInstanceProfile": {"Name": "gpucost-node"},
-            "MetadataOptions": {"HttpTokens": "required", "InstanceMetadataTags": "enabled"},
-            "InstanceInitiatedShutdownBehavior": "terminate",
-            "TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "from", "Value": "template"}]}],
-            **more,
-        }
-        name = f"node-{time.monotonic_ns()}"
-        made = self.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
-        return str(made["LaunchTemplate"]["LaunchTemplateId"])
-
-    def buy(
-        self,
-        template: str,
-        *,
-        zones: list[str] = ZONES,
-        instance_type: str = TYPE,
-        spot: bool = True,
-        count: int = 1,
-        tags: dict[str, str] | None = None,
-        **more: Any,
-    ) -> Any:
-        """CreateFleet with one override for each zone."""
-        overrides = more.pop("overrides", [{"InstanceType": instance_type, "AvailabilityZone": z} for z in zones])
-        return self.ec2.create_fleet(
-            Type="instant",
-            LaunchTemplateConfigs=[
-                {
-                    "LaunchTemplateSpecification": {"LaunchTemplateId": template, "Version": "$Latest"},
-                    "Overrides": overrides,
-                }
-            ],
-            TargetCapacitySpecification={
-                "TotalTargetCapacity": count,
-                "DefaultTargetCapacityType": "spot" if spot else "on-demand",
-            },
-            TagSpecifications=[
-                {
-                    "ResourceType": "instance",
-                    "Tags": [{"Key": k, "Value": v} for k, v in (tags or {}).items()],
-                }
-            ]
-            if tags
-            else [],
-            **more,
-        )
-
-    def one(self, template: str, **more: Any) -> str:
-        """Buy one instance; its id."""
-        answer = self.buy(template, **more)
-        assert answer["Instances"], answer["Errors"]
-        return str(answer["Instances"][0]["InstanceIds"][0])
-
-    def show(self, instance_id: str) -> Any:
-        answer = self.ec2.describe_instances(InstanceIds=[instance_id])
-        return answer["Reservations"][0]["Instances"][0]
-
-    def state(self, instance_id: str) -> str:
-        return str(self.show(instance_id)["State"]["Name"])
-
-    def folder(self, instance_id: str) -> Path:
-        return self.state_dir / "instances" / instance_id
-
-    def wait_state(self, instance_id: str, state: str) -> Any:
-        wait_for(f"{instance_id} {state}", lambda: self.state(instance_id) == state)
-        return self.show(instance_id)
-
-    def wait_file(self, instance_id: str, name: str) -> str:
-        path = self.folder(instance_id) / name
-        return str(wait_for(f"{path} written", lambda: path.is_file() and path.read_text()))
-
-    def end_all(self) -> None:
-        living = [i["instance_id"] for i in self.get("status")["instances"] if i["state"] in {"pending", "running"}]
-        if living:
-            self.ec2.terminate_instances(InstanceIds=living)
-        for instance_id in living:
-            self.wait_state(instance_id, "terminated")
-
-
-def launch(state_dir: Path, *arguments: str) -> Cloud:
-    """Start a rehearsal cloud as its users do, and wait until it answers."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    state_dir.mkdir(parents=True, exist_ok=True)
-    role = state_dir / "role.json"
-    role.write_text(json.dumps({"access_key": "node-key", "secret_key": "node-secret"}))
-    role.chmod(0o600)
-    command = [sys.executable, "-m", "gpucost.rehearsal", "--port", str(port), "--state-dir", str(state_dir)]
-    command += ["--market", str(ROOT / "include/market/three_zones.json"), "--speed", str(SPEED)]
-    command += ["--role-credentials", str(role), "--image-path", str(Path(sys.executable).parent), *arguments]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "plugins"), "AWS_SECRET_ACCESS_KEY": "must-not-leak"}
-    with (state_dir / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stderr=log, stdout=log)
-    cloud = Cloud(process, f"http://127.0.0.1:{port}", state_dir, None)
-    cloud.ec2 = cloud.client("ec2")
-
-    def healthy() -> bool:
-        assert process.poll() is None, (state_dir / "server.log").read_text()
-        try:
-            return bool(cloud.get("health")["status"] == "ok")
-        except urllib.error.URLError:
-            return False
-
-    wait_for("the rehearsal cloud answers", healthy, 40)
-    return cloud
-
-
-@pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    running = launch(tmp_path_factory.mktemp("rehearsal"))
-    yield running
-    running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(timeout=30) == 0
+from tests.system.rehearsal import ROOT, SLEEPER, SPEED, TYPE, ZONES, Cloud, launch, marked, wait_for
 
 
 @pytest.fixture(autouse=True)
-def _no_leftovers(cloud: Cloud) -> Iterator[None]:
-    yield
-    cloud.end_all()
-
-
-SLEEPER = "#!/bin/sh\necho up > started\nsleep 600\n"
-
-
-def marked(instance_id: str) -> list[int]:
-    """Pids of every process that carries the instance's id in its environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environ = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"/{instance_id}\0".encode() in environ:
-                found.append(int(entry.name))
-    return found
-
-
-def expect_error(code: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(ClientError) as caught:
-        call()
-    assert caught.value.response["Error"]["Code"] == code
-
-
-def test_price_history_reaches_back_and_is_the_same_over_pages(cloud: Cloud) -> None:
-    now = cloud.now()
-    question = {
-        "InstanceTypes": [TYPE],
-        "ProductDescriptions": ["Linux/UNIX"],
-        "StartTime": now - timedelta(hours=24),
-        "EndTime": now,
-    }
-    whole = cloud.ec2.describe_spot_price_history(**question)["SpotPriceHistory"]
-    paginator = cloud.ec2.get_paginator("describe_spot_price_history")
-    pages = list(paginator.paginate(**question, PaginationConfig={"PageSize": 5}))
-    assert len(pages) > 2
-    assert [row for page in pages for row in page["SpotPriceHistory"]] == whole
-    assert {row["AvailabilityZone"] for row in whole} == set(ZONES)
-    times = [row["Timestamp"] for row in whole]
-    assert times == sorted(times, reverse=True)
-    assert len({row["SpotPrice"] for row in whole}) > 5, "prices move"
-    assert all(Decimal("0.05") < Decimal(row["SpotPrice"]) <= Decimal("0.526") for row in whole)
-
-
-def test_start_time_now_gives_the_price_in_force_of_each_zone(cloud: Cloud) -> None:
-    now = cloud.now()
-    rows = cloud.ec2.describe_spot_price_history(
-        InstanceTypes=[TYPE, "g5.xlarge"], ProductDescriptions=["Linux/UNIX"], StartTime=now, EndTime=now
-    )["SpotPriceHistory"]
-    assert {(row["InstanceType"], row["AvailabilityZone"]) for row in rows} == {
-        (kind, zone) for kind in (TYPE, "g5.xlarge") for zone in ZONES
-    }
-    assert all(row["Timestamp"] <= now for row in rows)
-    one = cloud.ec2.describe_spot_price_history(InstanceTypes=[TYPE], AvailabilityZone=ZONES[0], StartTime=now)
-    assert {row["AvailabilityZone"] for row in one["SpotPriceHistory"]} == {ZONES[0]}
-    windows = cloud.ec2.describe_spot_price_history(InstanceTypes=[TYPE], ProductDescriptions=["Windows"])
-    assert windows["SpotPriceHistory"] == []
-
-
-def test_types_zones_and_other_services_are_there(cloud: Cloud) -> None:
-    types = cloud.ec2.describe_instance_types(InstanceTypes=[TYPE, "g5.xlarge", "p3.2xlarge"])["InstanceTypes"]
-    gpus = {one["InstanceType"]: one["GpuInfo"]["Gpus"][0]["Name"] for one in types}
-    assert gpus == {TYPE: "T4", "g5.xlarge": "A10G", "p3.2xlarge": "V100"}
-    assert all(one["VCpuInfo"]["DefaultVCpus"] >= 4 and one["MemoryInfo"]["SizeInMiB"] >= 16384 for one in types)
-    zones = cloud.ec2.describe_availability_zones()["AvailabilityZones"]
-    ids = {zone["ZoneName"]: zone["ZoneId"] for zone in zones}
-    assert {name: ids[name] for name in ZONES} == dict(zip(ZONES, ["use1-az6", "use1-az1", "use1-az2"], strict=True))
-    assert cloud.client("sts").get_caller_identity()["Account"] == "123456789012"
+def _no_leftovers(no_leftovers: None) -> None:
+    """Every test leaves the shared cloud empty."""
 
 
 def test_an_instance_runs_its_user_data_and_shows_what_ec2_shows(cloud: Cloud) -> None:
@@ -305,96 +62,6 @@ def test_an_instance_runs_its_user_data_and_shows_what_ec2_shows(cloud: Cloud) -
     status = request["SpotInstanceRequests"][0]["Status"]
     assert status["Code"] == "instance-terminated-by-user"
     assert f"({status['UpdateTime']:%Y-%m-%d %H:%M:%S} GMT)" in gone["StateTransitionReason"]
-
-
-def test_describe_finds_by_tag_state_lifecycle_and_token_and_in_pages(cloud: Cloud) -> None:
-    template = cloud.template(SLEEPER)
-    spot = [cloud.one(template, tags={"gpucost:job": f"find-{n}"}, ClientToken=f"find-{n}") for n in range(3)]
-    owned = cloud.one(template, spot=False, tags={"gpucost:job": "other"})
-
-    def found(*filters: tuple[str, str], **more: Any) -> set[str]:
-        pages = cloud.ec2.get_paginator("describe_instances").paginate(
-            Filters=[{"Name": name, "Values": [value]} for name, value in filters], **more
-        )
-        return {i["InstanceId"] for page in pages for r in page["Reservations"] for i in r["Instances"]}
-
-    living = ("instance-state-name", "*ing")
-    cloud.wait_state(owned, "running")
-    assert found(("tag:gpucost:job", "find-*"), living) == set(spot)
-    assert found(("tag:gpucost:job", "find-?"), living, PaginationConfig={"PageSize": 1}) == set(spot)
-    assert found(("tag:gpucost:job", "find-1"), living) == {spot[1]}
-    assert found(("client-token", "find-2"), ("instance-type", TYPE)) == {spot[2]}
-    assert found(("instance-lifecycle", "spot"), ("tag-key", "gpucost:job"), ("instance-state-name", "running")) <= set(
-        spot
-    )
-    assert owned not in found(("instance-lifecycle", "spot"))
-    assert "InstanceLifecycle" not in cloud.show(owned)
-    cloud.ec2.create_tags(Resources=[spot[0]], Tags=[{"Key": "added", "Value": "later"}])
-    assert found(("tag:added", "later")) == {spot[0]}
-    expect_error("InvalidParameterValue", lambda: found(("no-such-filter", "x")))
-
-
-def test_ec2_refuses_what_it_refuses(cloud: Cloud) -> None:
-    template = cloud.template(SLEEPER)
-    expect_error("InvalidParameterValue", lambda: cloud.buy(template, instance_type="zz.nonexist"))
-    expect_error("InvalidParameterValue", lambda: cloud.buy(template, zones=["us-east-1z"]))
-    expect_error("InvalidLaunchTemplateId.NotFound", lambda: cloud.buy("lt-00000000000000000"))
-    unknown = ["i-00000000000000000"]
-    expect_error("InvalidInstanceID.NotFound", lambda: cloud.ec2.terminate_instances(InstanceIds=unknown))
-    expect_error("InvalidInstanceID.NotFound", lambda: cloud.ec2.describe_instances(InstanceIds=unknown))
-    expect_error("UnsupportedOperation", lambda: cloud.ec2.run_instances(MinCount=1, MaxCount=1))
-    low = cloud.buy(template, overrides=[{"InstanceType": TYPE, "AvailabilityZone": ZONES[0], "MaxPrice": "0.01"}])
-    assert [error["ErrorCode"] for error in low["Errors"]] == ["SpotMaxPriceTooLow"]
-    assert low["Instances"] == []
-
-
-def test_a_pool_runs_out_and_the_fleet_is_filled_in_part(cloud: Cloud) -> None:
-    template = cloud.template(SLEEPER)
-    answer = cloud.buy(template, instance_type="p3.2xlarge", zones=ZONES[:1], count=5)
-    assert sum(len(group["InstanceIds"]) for group in answer["Instances"]) == 2
-    (error,) = answer["Errors"]
-    assert error["ErrorCode"] == "InsufficientInstanceCapacity"
-    assert error["LaunchTemplateAndOverrides"]["Overrides"]["AvailabilityZone"] == ZONES[0]
-    again = cloud.buy(template, instance_type="p3.2xlarge", zones=ZONES[:1])
-    assert (again["Instances"], again["Errors"][0]["ErrorCode"]) == ([], "InsufficientInstanceCapacity")
-
-
-def test_strategies_choose_the_pool_that_they_promise(cloud: Cloud) -> None:
-    template = cloud.template(SLEEPER)
-    rows = cloud.ec2.describe_spot_price_history(InstanceTypes=[TYPE], StartTime=cloud.now())["SpotPriceHistory"]
-    prices: dict[str, Decimal] = {}
-    for row in rows:  # newest first: the first row of a zone is the one in force
-        prices.setdefault(row["AvailabilityZone"], Decimal(row["SpotPrice"]))
-    cheapest = min(prices, key=lambda zone: prices[zone])
-    for strategy in ("lowest-price", "price-capacity-optimized"):
-        answer = cloud.buy(template, SpotOptions={"AllocationStrategy": strategy})
-        assert answer["Instances"][0]["AvailabilityZone"] == cheapest
-    dearest = max(prices, key=lambda zone: prices[zone])
-    overrides = [
-        {"InstanceType": TYPE, "AvailabilityZone": zone, "Priority": 0.0 if zone == dearest else 1.0} for zone in ZONES
-    ]
-    options = {"AllocationStrategy": "capacity-optimized-prioritized"}
-    answer = cloud.buy(template, overrides=overrides, SpotOptions=options)
-    assert answer["Instances"][0]["AvailabilityZone"] == dearest
-
-
-def test_one_client_token_is_one_fleet_also_for_forty_at_once(cloud: Cloud) -> None:
-    template = cloud.template(SLEEPER)
-    answers: list[Any] = []
-    threads = [
-        threading.Thread(
-            target=lambda number=number: answers.append(cloud.buy(template, ClientToken=f"token-{number % 5}"))
-        )
-        for number in range(40)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 40
-    assert len({answer["FleetId"] for answer in answers}) == 5
-    assert len({i for answer in answers for group in answer["Instances"] for i in group["InstanceIds"]}) == 5
-    expect_error("IdempotentParameterMismatch", lambda: cloud.buy(template, ClientToken="token-1", count=2))
 
 
 PROBE = """#!/usr/bin/env python
@@ -472,7 +139,7 @@ for step in range(1, 100000):
 
 def test_the_script_kills_a_job_at_its_step_once(cloud: Cloud) -> None:
     template = cloud.template(TRAINER)
-    cloud.post("script", {"rules": [{"job": "scripted-*", "step": 40, "notice": False, "times": 1}]})
+    cloud.post("script", {"rules": [{"job": "scripted-*", "step": 40, "event": "no-notice", "times": 1}]})
     bystander = cloud.one(template, tags={"gpucost:job": "bystander"})
     first = cloud.one(template, tags={"gpucost:job": "scripted-1"})
     gone = cloud.wait_state(first, "terminated")
@@ -507,7 +174,7 @@ def test_a_notice_comes_first_by_imds_and_by_the_queue(cloud: Cloud) -> None:
     instance_id = cloud.one(cloud.template(NOTICED))
     cloud.wait_file(instance_id, "started")
     asked_real = time.monotonic()
-    cloud.post("interrupt", {"instance_id": instance_id, "notice": True})
+    cloud.post("interrupt", {"instance_id": instance_id, "event": "notice"})
     (message,) = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=2)["Messages"]
     warning = json.loads(message["Body"])
     assert warning["detail"] == {"instance-id": instance_id, "instance-action": "terminate"}
@@ -559,7 +226,14 @@ def test_the_invoice_equals_what_a_hand_computes_from_the_api(cloud: Cloud) -> N
         assert amounts[instance_id] == hand_computed(cloud, cloud.wait_state(instance_id, "terminated")), name
     assert amounts[bought["spot"]] > 0
     assert amounts[bought["interrupted"]] == 0
-    assert Decimal(invoice["total"]) == sum(amounts.values())
+    assert Decimal(invoice["compute_total"]) == sum(amounts.values())
+    assert Decimal(invoice["total"]) == Decimal(invoice["compute_total"]) + Decimal(invoice["disk_total"])
+    with urllib.request.urlopen(f"{cloud.url}/rehearsal/invoice.csv", timeout=10) as response:  # noqa: S310
+        assert response.headers["Content-Type"].startswith("text/csv")
+        rows = list(csv.DictReader(io.StringIO(response.read().decode())))
+    billed = {row["lineItem/ResourceId"] for row in rows}
+    assert {bought["spot"], bought["on-demand"]} <= billed
+    assert bought["interrupted"] not in billed, "a free first hour leaves no row"
 
 
 def test_status_and_clock_tell_a_person_what_is_going_on(cloud: Cloud) -> None:
@@ -575,9 +249,9 @@ def test_status_and_clock_tell_a_person_what_is_going_on(cloud: Cloud) -> None:
     assert caught.value.code == 404
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_the_cloud(tmp_path: Path, how: signal.Signals) -> None:
-    short = launch(tmp_path)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_cloud_for_long(tmp_path: Path, how: signal.Signals) -> None:
+    short = launch(tmp_path, "--keep-machines-real-s", "1")
     try:
         user_data = "#!/bin/sh\ntrap '' TERM\nsetsid sleep 600 &\necho up > started\nsleep 600\n"
         instance_id = short.one(short.template(user_data))
@@ -585,7 +259,7 @@ def test_no_process_outlives_the_cloud(tmp_path: Path, how: signal.Signals) -> N
         assert len(marked(instance_id)) >= 2
         short.process.send_signal(how)
         short.process.wait(timeout=30)
-        if how == signal.SIGTERM:
+        if how == signal.SIGINT:
             assert short.process.returncode == 0
             assert not marked(instance_id)
         else:

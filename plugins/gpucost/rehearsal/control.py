@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,12 +11,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gpucost.clock import SpecClock
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import Instance
-from gpucost.rehearsal.interruptions.script import RuleSet, Script
-from gpucost.rehearsal.invoice.rule import Usage, as_json, bill
+from gpucost.rehearsal.faults.control import FaultsControl
+from gpucost.rehearsal.interruptions.interrupter import Interrupter
+from gpucost.rehearsal.interruptions.script import Event, RuleSet, Script
+from gpucost.rehearsal.invoice.cur import as_csv, as_rows
+from gpucost.rehearsal.invoice.document import as_json
+from gpucost.rehearsal.invoice.rule import Line, bill
+from gpucost.rehearsal.invoice.usages import usage_of
 from gpucost.rehearsal.machines.hypervisor import Hypervisor
 from gpucost.rehearsal.market.market import Market
+from gpucost.rehearsal.services.moto_side import ACCOUNT
 
-JsonAnswer = tuple[int, dict[str, Any]]
+Answer = tuple[int, dict[str, Any] | str]
+"""Status, and a document for JSON or text for CSV."""
 
 
 class InterruptRequest(BaseModel):
@@ -27,29 +32,42 @@ class InterruptRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     instance_id: str
-    notice: bool = False
+    event: Event = "no-notice"
 
 
 class Control:
     """Answers the rehearsal's own endpoints."""
 
-    def __init__(self, market: Market, book: Book, hypervisor: Hypervisor, script: Script, clock: SpecClock) -> None:
+    def __init__(
+        self,
+        market: Market,
+        book: Book,
+        hypervisor: Hypervisor,
+        interrupter: Interrupter,
+        script: Script,
+        clock: SpecClock,
+        faults: FaultsControl,
+    ) -> None:
         self._market = market
         self._book = book
         self._hypervisor = hypervisor
+        self._interrupter = interrupter
         self._script = script
         self._clock = clock
-        self._routes: dict[tuple[str, str], Callable[[bytes], JsonAnswer]] = {
+        self._faults = faults
+        self._routes: dict[tuple[str, str], Callable[[bytes], Answer]] = {
             ("GET", "health"): lambda _body: (200, {"status": "ok"}),
             ("GET", "clock"): lambda _body: (200, self._clock.spec.model_dump(mode="json")),
             ("GET", "status"): lambda _body: (200, self.status()),
             ("GET", "invoice"): lambda _body: (200, self.invoice()),
+            ("GET", "invoice.csv"): lambda _body: (200, self.cost_and_usage()),
             ("POST", "interrupt"): self._interrupt,
             ("POST", "script"): self._add_rules,
+            **faults.routes(),
         }
 
-    def answer(self, method: str, name: str, body: bytes) -> JsonAnswer:
-        """Status and JSON for one request; what is wrong with it is said in `error`."""
+    def answer(self, method: str, name: str, body: bytes) -> Answer:
+        """The answer to one request; what is wrong with it is said in `error`."""
         route = self._routes.get((method, name.strip("/")))
         if route is None:
             known = ", ".join(f"{verb} /rehearsal/{path}" for verb, path in self._routes)
@@ -63,14 +81,16 @@ class Control:
         """Everything that is and was, for people and tests."""
         return {
             "now": self._clock.now().isoformat(),
-            "market": self._market.file.label,
-            "region": self._market.region,
+            "market": self._market.label,
+            "regions": self._market.regions,
             "script": self._script.as_json(),
+            "faults": self._faults.rules(),
             "instances": [self._instance(one) for one in self._book.every()],
         }
 
     def _instance(self, one: Instance) -> dict[str, Any]:
-        times = {"launched": one.launched, "ended": one.ended, "gone": one.gone, "action_at": one.action_at}
+        names = ("launched", "ended", "gone", "rebalance_at", "notice_at", "action_at")
+        times = {name: getattr(one, name) for name in names}
         return {
             "instance_id": one.id,
             "state": one.state,
@@ -86,41 +106,31 @@ class Control:
 
     def invoice(self) -> dict[str, Any]:
         """What every instance cost so far."""
+        lines, now = self._bill()
+        return as_json(lines, now)
+
+    def cost_and_usage(self) -> str:
+        """The same invoice as rows of the Cost and Usage Report, in CSV."""
+        lines, _ = self._bill()
+        return as_csv(as_rows(lines, account=ACCOUNT))
+
+    def _bill(self) -> tuple[list[Line], datetime]:
+        # the instances before the time: none of them is launched after it
+        instances = self._book.every()
         now = self._book.now()
-        return as_json([bill(self._usage(one), now) for one in self._book.every()], now)
+        return [bill(usage_of(one, self._market), now) for one in instances], now
 
-    def _usage(self, one: Instance) -> Usage:
-        if one.lifecycle == "spot":
-            price_at = self._market.prices(one.pool).at
-        else:
-            list_price = self._market.on_demand(one.pool.instance_type)
-            price_at = functools.partial(_constant, list_price)
-        return Usage(
-            instance_id=one.id,
-            instance_type=one.pool.instance_type,
-            zone=one.pool.zone,
-            lifecycle=one.lifecycle,
-            launched=one.launched,
-            ended=one.ended,
-            interrupted=one.ending is not None and one.ending.by_ec2,
-            price_at=price_at,
-        )
-
-    def _interrupt(self, body: bytes) -> JsonAnswer:
+    def _interrupt(self, body: bytes) -> Answer:
         wanted = InterruptRequest.model_validate_json(body)
         one = self._book.get(wanted.instance_id)
         if one is None:
             return 404, {"error": f"instance_id: {wanted.instance_id} does not exist; see /rehearsal/status"}
         if one.lifecycle != "spot":
             return 409, {"error": f"instance_id: {one.id} is on demand; EC2 interrupts spot instances only"}
-        if not self._hypervisor.interrupt(one.id, notice=wanted.notice):
-            return 409, {"error": f"instance_id: {one.id} is {one.state}, or has a notice already"}
+        if not self._interrupter.interrupt(one.id, wanted.event):
+            return 409, {"error": f"instance_id: {one.id} is {one.state}, or was told already"}
         return 200, self._instance(self._book.get(one.id) or one)
 
-    def _add_rules(self, body: bytes) -> JsonAnswer:
+    def _add_rules(self, body: bytes) -> Answer:
         self._script.add(RuleSet.model_validate_json(body).rules)
         return 200, {"rules": self._script.as_json()}
-
-
-def _constant(price: Decimal, _moment: datetime) -> Decimal:
-    return price

@@ -19,7 +19,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     state_dir: Path = Field(description="Instances' folders and the journal; made when missing.")
-    market: Path = Field(description="The market file.")
+    market: Path = Field(description="A market file, or a folder of traces.")
+    offset_hours: float | None = Field(default=None, ge=0, description="Traces: how far into them it begins.")
+    spot_capacity: int | None = Field(default=None, ge=0, description="Traces: spot instances of one pool.")
+    on_demand_capacity: int | None = Field(default=None, ge=0, description="Traces: on-demand instances of one pool.")
     port: int = Field(default=0, ge=0, le=65535, description="On 127.0.0.1; 0 = any free one.")
     speed: float = Field(default=1.0, gt=0, le=100_000, description="Rehearsal seconds per real second.")
     origin: AwareDatetime | None = Field(default=None, description="What a new clock shows; default: see timekeeping.")
@@ -28,6 +31,16 @@ class Settings(BaseModel):
     )
     image_path: tuple[Path, ...] = Field(default=(), description="Folders that the machine image puts on PATH.")
     script: Path | None = Field(default=None, description='JSON {"rules": [...]}: interruptions at a progress.')
+    habits: Path | None = Field(default=None, description="JSON: how often the cloud warns, and warns for nothing.")
+    faults: Path | None = Field(default=None, description='JSON {"rules": [...]}: faults from the start on.')
+    seed: int = Field(default=0, description="Of the faults' random numbers: the same seed, the same faults.")
+    memory_mib: int | None = Field(default=None, ge=64, description="No machine may use more, whatever its type has.")
+    consistency_lag_real_s: float = Field(
+        default=1.5, ge=0, le=30, description="How long at most a new instance is not shown yet, real seconds."
+    )
+    keep_machines_real_s: float = Field(
+        default=30.0, ge=0, le=3600, description="How long machines go on without a cloud, real seconds."
+    )
     boot_s: float = Field(default=30.0, ge=0, description="pending -> running, rehearsal seconds.")
     stop_grace_real_s: float = Field(default=3.0, ge=0, description="SIGTERM -> SIGKILL, real seconds.")
     notice_s: float = Field(default=120.0, gt=0, description="Interruption notice, rehearsal seconds (AWS: 2 minutes).")

@@ -85,6 +85,22 @@ def test_those_that_stay_are_killed_after_their_grace_and_not_before():
     assert 5.0 <= time.now < 5.2
 
 
+def test_who_wants_another_signal_is_asked_by_that_one():
+    table, time = FakeProcesses(), FakeTime()
+    table.add(100)
+    table.add(101, parent=100)
+    table.stubborn = {100}
+    end(
+        table,
+        lambda: family(table, [(100, "boot:100")]),
+        5.0,
+        asking={100: signal.SIGINT},
+        sleep=time.sleep,
+        monotonic=time.monotonic,
+    )
+    assert table.signals == [(100, signal.SIGINT), (101, signal.SIGTERM), (100, signal.SIGKILL)]
+
+
 def test_the_real_table_knows_this_process_and_its_age():
     table = LinuxProcesses()
     me = table.info(os.getpid())

@@ -17,7 +17,14 @@ def mode(path):
 def test_what_was_written_is_read_again(tmp_path):
     file = RecordFile(tmp_path / "services.json")
     service = ServiceRecord(
-        pid=7, started="boot:1", started_at=1.5, fingerprint="f", stop_grace=2.0, stop_wave=1, leftovers=("/x",)
+        pid=7,
+        started="boot:1",
+        started_at=1.5,
+        fingerprint="f",
+        stop_grace=2.0,
+        stop_signal=2,
+        stop_wave=1,
+        leftovers=("/x",),
     )
     record = StackRecord(ports={"s3": 8333}, services={"s3": service})
     file.write(record)

@@ -19,7 +19,7 @@ from demo import promises
 from demo.job import DemoJob
 from demo.promises import Evidence, Promise, check
 from demo.reference import Reference, start_reference
-from demo.sites import rehearsal_site, write_sites
+from demo.sites import rehearsal_sites, write_sites
 from demo.story import Story
 from gpucost.capacity.lease import Attempt, Lease
 from gpucost.capacity.sites import load_sites
@@ -237,7 +237,14 @@ def test_the_rehearsal_s_site_is_one_that_gpucost_reads(tmp_path: Path) -> None:
     assert set(site.instance_types) == {kind["name"] for kind in given["instance_types"]}
     assert site.store.endpoint == "http://127.0.0.1:8333"
     assert path.stat().st_mode & 0o077 == 0
-    assert yaml.safe_load(path.read_text())["sites"] == [rehearsal_site(given, "http://127.0.0.1:8333")]
+    assert yaml.safe_load(path.read_text())["sites"] == rehearsal_sites(given, "http://127.0.0.1:8333")
+
+
+def test_a_market_of_two_regions_is_two_sites(tmp_path: Path) -> None:
+    market = ROOT / "include" / "market" / "small.json"
+    sites = load_sites(write_sites(tmp_path, {"s3": "http://127.0.0.1:8333"}, market)).sites
+    assert [site.region for site in sites] == ["us-east-1", "us-west-2"]
+    assert all(zone.startswith(site.region) for site in sites for zone in site.zones)
 
 
 def test_the_demo_s_form_is_a_job_that_is_killed_after_a_checkpoint_and_before_its_end() -> None:

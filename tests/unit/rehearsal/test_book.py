@@ -1,117 +1,110 @@
-"""The owner of instances: tokens, capacity, states."""
+"""The owner of instances: tokens, capacity, states, and its memory."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpucost.clock import ManualClock
 from gpucost.rehearsal.book.book import Book, Plan, TokenReused
 from gpucost.rehearsal.book.records import BY_USER, FROM_INSIDE, NO_CAPACITY, Instance, LaunchSpec, Order
-from gpucost.rehearsal.market.market import Market, PoolKey, load_market
+from gpucost.rehearsal.market.series import Steady
+from tests.fakes.rehearsal import ORIGIN, OTHER, POOL, MemoryJournal, buy, market
+from tests.fakes.rehearsal import instance as known
 
-ORIGIN = datetime(2026, 11, 30, 16, 0, 0, 250_000, tzinfo=UTC)
-POOL = PoolKey("us-east-1a", "p3.2xlarge")
-FILE = Path(__file__).resolve().parents[3] / "include/market/three_zones.json"
+BEGIN = ORIGIN + timedelta(seconds=0.25)
+TWO_PLACES = market(spot=Steady(2), plain=Steady(1))
+Kind = Literal["fleet", "reservation"]
 
 
-class Notes:
-    """A journal that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def write(self, event: str, **facts: Any) -> None:
-        self.events.append((event, facts))
+def new_book(clock: ManualClock, journal: MemoryJournal, first_id: int = 0) -> Book:
+    numbers = itertools.count(first_id)
+    return Book(TWO_PLACES, clock, journal, new_id=lambda prefix: f"{prefix}-{next(numbers):04}")
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(ORIGIN)
+    return ManualClock(BEGIN)
 
 
 @pytest.fixture
 def book(clock: ManualClock) -> Book:
-    numbers = itertools.count()
-    return Book(Market(load_market(FILE), ORIGIN), clock, Notes(), new_id=lambda prefix: f"{prefix}-{next(numbers):04}")
+    return new_book(clock, MemoryJournal())
 
 
-def answer(launched: list[list[Instance]]) -> dict[str, Any]:
-    return {"ids": [one.id for group in launched for one in group]}
+def one_machine(_now: datetime) -> Plan:
+    """A plan for one machine."""
+    return [Order(POOL, "spot", 1, LaunchSpec())], lambda made: {"ids": [one.id for group in made for one in group]}
 
 
-def take(book: Book, count: int, spec: LaunchSpec | None = None) -> Any:
-    """A plan for as many of `count` as are free."""
-
-    def plan(_now: datetime) -> Plan:
-        free = min(count, book.free(POOL, "spot"))
-        return [Order(POOL, "spot", free, spec or LaunchSpec())] if free else [], answer
-
-    return plan
-
-
-def buy(book: Book, token: str = "", count: int = 1, spec: LaunchSpec | None = None) -> list[str]:
-    ids: list[str] = book.create_fleet(token, "digest", {}, {}, take(book, count, spec)).answer["ids"]
-    return ids
-
-
-def state(book: Book, instance_id: str) -> str:
-    instance = book.get(instance_id)
-    assert instance is not None
-    return instance.state
-
-
-def test_one_token_is_one_fleet_under_threads(book: Book) -> None:
+def at_once(work: Callable[[int], object]) -> None:
+    """Twenty threads do it at the same time."""
     start = threading.Barrier(20)
-    ids: list[str] = []
 
-    def ask() -> None:
+    def begin(number: int) -> None:
         start.wait()
-        ids.append(book.create_fleet("token", "digest", {}, {}, take(book, 1)).id)
+        work(number)
 
-    threads = [threading.Thread(target=ask) for _ in range(20)]
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_one_token_is_one_launch_under_threads(book: Book) -> None:
+    ids: list[str] = []
+    at_once(lambda _n: ids.append(book.launch_once("fleet", "us-east-1", "token", "d", {}, {}, one_machine).id))
+    assert len(ids) == 20
     assert len(set(ids)) == 1
     assert len(book.every()) == 1
 
 
+def test_tokens_of_fleets_reservations_and_regions_are_apart(book: Book) -> None:
+    places: list[tuple[Kind, str]] = [("fleet", "us-east-1"), ("reservation", "us-east-1")]
+    made = {book.launch_once(kind, region, "token", "d", {}, {}, one_machine).id for kind, region in places}
+    assert len(made) == 2
+    with pytest.raises(ValueError, match="more than are free"):
+        book.launch_once("fleet", "eu-west-1", "token", "d", {}, {}, one_machine)
+
+
 def test_the_same_token_with_another_request_is_refused(book: Book) -> None:
-    buy(book, "token")
+    book.launch_once("fleet", "us-east-1", "token", "one", {}, {}, one_machine)
     with pytest.raises(TokenReused):
-        book.create_fleet("token", "another", {}, {}, take(book, 1))
+        book.launch_once("fleet", "us-east-1", "token", "another", {}, {}, one_machine)
+
+
+def test_a_plan_that_raises_launches_nothing_and_keeps_no_token(book: Book) -> None:
+    def refuse(_now: datetime) -> Plan:
+        raise LookupError("nothing to be had")
+
+    with pytest.raises(LookupError):
+        book.launch_once("reservation", "us-east-1", "token", "d", {}, {}, refuse)
+    assert book.every() == []
+    assert len(book.launch_once("reservation", "us-east-1", "token", "other", {}, {}, one_machine).answer["ids"]) == 1
 
 
 def test_capacity_is_never_oversold_under_threads(book: Book) -> None:
-    start = threading.Barrier(20)
-
-    def ask(number: int) -> None:
-        start.wait()
-        buy(book, f"token-{number}")
-
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda number: buy(book, token=f"token-{number}"))
     assert len(book.every()) == 2, "the pool holds two"
-    assert book.free(POOL, "spot") == 0
-    assert book.free(POOL, "on-demand") == 1
+    assert book.free(POOL, "spot", book.now()) == 0
+    assert book.free(POOL, "on-demand", book.now()) == 1
 
 
 def test_a_place_is_free_again_when_the_last_process_is_gone(book: Book) -> None:
-    first, _ = buy(book, count=2)
+    first, _ = buy(book, 2)
     book.begin_end(first, BY_USER)
     assert buy(book) == [], "shutting down still holds the place"
     book.mark_ended(first)
     assert len(buy(book)) == 1
+    assert first not in {one.id for one in book.holding()}
 
 
 def test_times_are_whole_seconds_and_the_first_reason_to_end_stands(book: Book, clock: ManualClock) -> None:
@@ -122,24 +115,46 @@ def test_times_are_whole_seconds_and_the_first_reason_to_end_stands(book: Book, 
     clock.advance(timedelta(seconds=5))
     assert book.begin_end(one, BY_USER) is None
     book.mark_ended(one)
-    instance = book.get(one)
-    assert instance is not None
-    assert (instance.launched.microsecond, instance.ended) == (0, ORIGIN.replace(microsecond=0) + timedelta(seconds=90))
-    assert (instance.ending, instance.state, instance.abrupt) == (NO_CAPACITY, "terminated", True)
+    ended = known(book, one)
+    assert (ended.launched.microsecond, ended.ended) == (0, ORIGIN + timedelta(seconds=90))
+    assert (ended.ending, ended.state, ended.abrupt) == (NO_CAPACITY, "terminated", True)
     assert not book.mark_running(one), "nothing wakes the dead"
 
 
 def test_shutdown_from_inside_follows_the_template_and_the_api_always_terminates(book: Book) -> None:
-    stops, ends = (
-        buy(book, count=1, spec=LaunchSpec(shutdown_behavior="stop"))[0],
-        buy(book, count=1, spec=LaunchSpec(shutdown_behavior="terminate"))[0],
-    )
-    for one in (stops, ends):
+    (stops,) = buy(book, spec=LaunchSpec(shutdown_behavior="stop"))
+    (ends,) = buy(book, spec=LaunchSpec(shutdown_behavior="terminate"))
+    (changed,) = buy(book, pool=OTHER, spec=LaunchSpec(shutdown_behavior="stop"))
+    book.set_shutdown_behavior(changed, "terminate")
+    for one in (stops, ends, changed):
         book.begin_end(one, FROM_INSIDE)
         book.mark_ended(one)
-    assert (state(book, stops), state(book, ends)) == ("stopped", "terminated")
+    assert [known(book, one).state for one in (stops, ends, changed)] == ["stopped", "terminated", "terminated"]
     book.terminate_stopped(stops)
-    assert state(book, stops) == "terminated"
+    assert known(book, stops).state == "terminated"
+
+
+def test_a_stopped_instance_starts_a_second_life(book: Book, clock: ManualClock) -> None:
+    (one,) = buy(book, lifecycle="on-demand")
+    book.mark_running(one)
+    clock.advance(timedelta(seconds=100))
+    book.begin_stop(one, BY_USER)
+    book.mark_ended(one)
+    assert book.free(POOL, "on-demand", book.now()) == 1, "a stopped instance holds no place"
+    clock.advance(timedelta(seconds=100))
+    again = book.start_again(one)
+    assert again is not None
+    assert (again.state, again.launched, again.ending) == ("pending", ORIGIN + timedelta(seconds=200), None)
+    assert again.earlier == ((ORIGIN, ORIGIN + timedelta(seconds=100)),)
+    assert book.start_again(one) is None
+
+
+def test_terminating_while_it_stops_ends_it_for_good(book: Book) -> None:
+    (one,) = buy(book, lifecycle="on-demand")
+    book.begin_stop(one, BY_USER)
+    book.terminate_stopped(one)
+    book.mark_ended(one)
+    assert known(book, one).state == "terminated"
 
 
 def test_the_terminated_are_shown_for_an_hour(book: Book, clock: ManualClock) -> None:
@@ -147,28 +162,137 @@ def test_the_terminated_are_shown_for_an_hour(book: Book, clock: ManualClock) ->
     book.begin_end(one, BY_USER)
     book.mark_ended(one)
     clock.advance(timedelta(minutes=59))
-    assert [instance.id for instance in book.shown()] == [one]
+    assert [shown.id for shown in book.shown()] == [one]
     clock.advance(timedelta(minutes=2))
     assert book.shown() == []
-    assert [instance.id for instance in book.every()] == [one]
+    assert [every.id for every in book.every()] == [one]
 
 
 def test_a_notice_is_given_once_and_not_to_the_dying(book: Book, clock: ManualClock) -> None:
-    first, second = buy(book, count=2)
+    first, second = buy(book, 2)
     at = clock.now() + timedelta(minutes=2)
-    assert book.give_notice(first, at) is not None
-    assert book.give_notice(first, at) is None
+    assert book.give_notice(first, at, NO_CAPACITY) is not None
+    assert book.give_notice(first, at, NO_CAPACITY) is None
+    book.withdraw_notice(first)
+    assert book.give_notice(first, at, NO_CAPACITY) is not None
     book.begin_end(second, BY_USER)
-    assert book.give_notice(second, at) is None
+    assert book.give_notice(second, at, NO_CAPACITY) is None
 
 
-def test_tags_are_set_on_all_or_on_none(book: Book) -> None:
+def test_a_request_is_cancelled_once_and_the_instance_lives(book: Book, clock: ManualClock) -> None:
     (one,) = buy(book)
+    book.cancel_spot_request(one)
+    clock.advance(timedelta(seconds=9))
+    book.cancel_spot_request(one)
+    assert (known(book, one).request_cancelled, known(book, one).living) == (ORIGIN, True)
+
+
+def test_tags_are_set_on_all_or_on_none_and_removed_by_key_or_value(book: Book) -> None:
+    (one,) = buy(book)
+    (fleet,) = book.launches("fleet", "us-east-1")
     assert book.add_tags([one, "i-none"], {"a": "b"}) == ["i-none"]
-    instance = book.get(one)
-    assert instance is not None
-    assert "a" not in instance.tags
-    assert book.add_tags([one], {"a": "b"}) == []
-    instance = book.get(one)
-    assert instance is not None
-    assert instance.tags["a"] == "b"
+    assert "a" not in known(book, one).tags
+    assert book.add_tags([one, fleet.id], {"a": "b", "c": "d"}) == []
+    assert book.remove_tags([one, fleet.id], {"a": None, "c": "another value"}) == []
+    assert {key: value for key, value in known(book, one).tags.items() if ":" not in key} == {"c": "d"}
+    assert book.launches("fleet", "us-east-1")[0].tags == {"c": "d"}
+
+
+def test_nobody_can_change_what_was_handed_out(book: Book) -> None:
+    (one,) = buy(book, tags={"a": "b"})
+    before = known(book, one)
+    book.add_tags([one], {"a": "changed"})
+    assert before.tags["a"] == "b"
+
+
+STEPS = ["buy", "buy on demand", "reserve", "run", "end", "stop", "die", "start", "tag", "untag", "notice", "withdraw",
+         "rebalance", "cancel", "behave", "delete", "wait"]  # fmt: skip
+
+
+class Life:
+    """A book, and what may happen to it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(BEGIN)
+        self.journal = MemoryJournal()
+        self.book = new_book(self.clock, self.journal)
+        self.tokens = 0
+
+    def step(self, name: str, which: int) -> None:
+        self.clock.advance(timedelta(seconds=which * 7.3))
+        every = self.book.every()
+        if name in {"buy", "buy on demand", "reserve"}:
+            self._launch(name, which)
+        elif name == "delete":
+            fleets = self.book.launches("fleet", "us-east-1")
+            if fleets:
+                self.book.delete_launch(fleets[which % len(fleets)].id)
+        elif name != "wait" and every:
+            self._change(name, every[which % len(every)])
+
+    def _launch(self, name: str, which: int) -> None:
+        self.tokens += 1
+        lifecycle: Literal["spot", "on-demand"] = "on-demand" if name == "buy on demand" else "spot"
+        kind: Kind = "reservation" if name == "reserve" else "fleet"
+
+        def plan(now: datetime) -> Plan:
+            count = min(which, self.book.free(POOL, lifecycle, now))
+            spec = LaunchSpec(user_data=bytes([which]), tags={"n": str(which)}, image_id="ami-1")
+            return [Order(POOL, lifecycle, count, spec)] if count else [], lambda made: {"n": [len(g) for g in made]}
+
+        tags = {"of": name}
+        self.book.launch_once(kind, "us-east-1", f"t{self.tokens}", name, {"asked": which}, tags, plan)
+
+    def _change(self, name: str, one: Instance) -> None:
+        book, later = self.book, self.clock.now() + timedelta(minutes=2)
+        changes: dict[str, Callable[[], object]] = {
+            "run": lambda: book.mark_running(one.id),
+            "end": lambda: book.begin_end(one.id, BY_USER, abrupt=True),
+            "stop": lambda: book.begin_stop(one.id, FROM_INSIDE),
+            "die": lambda: book.mark_ended(one.id),
+            "start": lambda: book.free(one.pool, one.lifecycle, book.now()) and book.start_again(one.id),
+            "tag": lambda: book.add_tags([one.id, one.launch_id], {"k": "v"}),
+            "untag": lambda: book.remove_tags([one.id, one.launch_id], {"k": None}),
+            "notice": lambda: book.give_notice(one.id, later, NO_CAPACITY),
+            "withdraw": lambda: book.withdraw_notice(one.id),
+            "rebalance": lambda: book.recommend_rebalance(one.id),
+            "cancel": lambda: book.cancel_spot_request(one.id),
+            "behave": lambda: book.set_shutdown_behavior(one.id, "terminate"),
+        }
+        changes[name]()
+
+
+def contents(book: Book) -> dict[str, Any]:
+    return {
+        "instances": book.every(),
+        "holding": sorted(one.id for one in book.holding()),
+        "launches": [*book.launches("fleet", "us-east-1"), *book.launches("reservation", "us-east-1")],
+        "free": [book.free(POOL, lifecycle, book.now()) for lifecycle in ("spot", "on-demand")],
+    }
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(min_value=0, max_value=3)), max_size=30))
+def test_a_book_restored_from_its_journal_is_the_same_book(steps: list[tuple[str, int]]) -> None:
+    life = Life()
+    for name, which in steps:
+        life.step(name, which)
+    restored = new_book(life.clock, MemoryJournal())
+    restored.restore(life.journal.events())
+    assert contents(restored) == contents(life.book)
+    for launch in life.book.launches("fleet", "us-east-1"):
+        known_again = restored.launch_once("fleet", "us-east-1", launch.client_token, launch.digest, {}, {}, never)
+        assert known_again == launch, "its token still means the same launch"
+
+
+def never(_now: datetime) -> Plan:
+    raise AssertionError("a known token plans nothing")
+
+
+def test_a_restored_book_goes_on_counting() -> None:
+    clock, journal = ManualClock(BEGIN), MemoryJournal()
+    buy(new_book(clock, journal), 2)
+    restored = new_book(clock, MemoryJournal(), first_id=100)
+    restored.restore(journal.events())
+    (third,) = buy(restored, pool=OTHER)
+    assert sorted(one.number for one in restored.every()) == [0, 1, 2]
+    assert known(restored, third).number == 2, "two machines never share an address"

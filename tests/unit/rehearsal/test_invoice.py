@@ -8,7 +8,9 @@ from decimal import Decimal
 
 import pytest
 
-from gpucost.rehearsal.invoice.rule import Usage, as_json, bill
+from gpucost.rehearsal.invoice.disks import Volume
+from gpucost.rehearsal.invoice.document import as_json
+from gpucost.rehearsal.invoice.rule import Period, Usage, bill
 
 START = datetime(2026, 11, 30, 16, 20, 0, tzinfo=UTC)
 
@@ -25,7 +27,7 @@ def used(
     interrupted: bool = False,
 ) -> Usage:
     ended = None if seconds is None else START + timedelta(seconds=seconds)
-    return Usage("i-1", "g4dn.xlarge", "us-east-1a", lifecycle, START, ended, interrupted, price_at)
+    return Usage.once("i-1", "g4dn.xlarge", "us-east-1a", lifecycle, START, ended, interrupted, price_at)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_each_instance_hour_costs_the_price_in_force_when_it_begins() -> None:
 
 
 def test_rounding_is_half_to_even_once_for_each_instance() -> None:
-    # 9 s short of nothing: price * 60 / 3600 = price / 60; .00003 / 60 = .0000005, exactly between 0 and .000001
+    # price * 60 / 3600 = price / 60; .00003 / 60 = .0000005, exactly between 0 and .000001
     assert bill(used(60, flat("0.00003")), START).amount == Decimal("0.000000")
     assert bill(used(60, flat("0.00009")), START).amount == Decimal("0.000002")
 
@@ -80,11 +82,72 @@ def test_a_living_instance_is_billed_until_now_and_the_total_adds_rounded_lines(
     document = as_json(lines, now)
     assert document["lines"][0]["ended"] is None
     assert document["lines"][0]["amount"] == "0.003558"
-    assert document["total"] == "0.010674"
+    assert document["compute_total"] == document["total"] == "0.010674"
+    assert document["disk_total"] == "0.000000"
 
 
 def test_an_end_before_the_launch_and_fractions_of_seconds_are_refused() -> None:
-    with pytest.raises(ValueError, match="before its launch"):
+    with pytest.raises(ValueError, match="of i-1, before its start"):
         bill(used(-1, flat("0.21")), START)
     with pytest.raises(ValueError, match=r"expected whole seconds"):
         bill(used(None, flat("0.21")), START + timedelta(microseconds=1))
+
+
+def lives(*spans: tuple[int, int | None], interrupted: bool = False) -> Usage:
+    """An on-demand or spot instance that ran from minute to minute, `interrupted` in its last life."""
+    moments = [[minute if minute is None else START + timedelta(minutes=minute) for minute in span] for span in spans]
+    periods = [Period(start or START, end) for start, end in moments]
+    periods[-1] = Period(periods[-1].launched, periods[-1].ended, interrupted)
+    return Usage("i-1", "g4dn.xlarge", "us-east-1a", "spot", tuple(periods), flat("0.36"))
+
+
+def test_each_start_has_its_own_minimum_and_what_is_stopped_costs_nothing() -> None:
+    line = bill(lives((0, 0), (90, 90), (200, 230)), START)
+    # a minute, a minute, half an hour, at 0.36 an hour
+    assert line.amount == Decimal("0.006") + Decimal("0.006") + Decimal("0.18")
+    assert (line.seconds, line.billed_seconds) == (1800, 1920)
+
+
+def test_a_start_begins_a_new_instance_hour_at_the_price_of_that_moment() -> None:
+    def price_at(moment: datetime) -> Decimal:
+        return Decimal("0.36") if moment < START + timedelta(minutes=40) else Decimal("3.6")
+
+    usage = lives((0, 30), (45, 60))
+    line = bill(Usage("i-1", "g4dn.xlarge", "us-east-1a", "spot", usage.periods, price_at), START)
+    assert line.amount == Decimal("0.18") + Decimal("0.9")
+
+
+def test_an_interruption_in_the_first_hour_of_a_later_life_frees_that_life_alone() -> None:
+    line = bill(lives((0, 30), (60, 100), interrupted=True), START)
+    assert line.amount == Decimal("0.18")
+    assert not line.free
+    (told,) = as_json([line], START)["lines"]
+    assert [life["free_first_hour"] for life in told["periods"]] == [False, True]
+    assert (told["launched"], told["ended"]) == ("2026-11-30T16:20:00+00:00", "2026-11-30T18:00:00+00:00")
+
+
+def test_periods_out_of_order_and_an_open_one_before_the_last_are_refused() -> None:
+    with pytest.raises(ValueError, match="before it ended"):
+        lives((0, 30), (20, 40))
+    with pytest.raises(ValueError, match="only the last one open"):
+        lives((0, None), (20, 40))
+    with pytest.raises(ValueError, match="expected at least its launch"):
+        Usage("i-1", "g4dn.xlarge", "us-east-1a", "spot", (), flat("0.36"))
+
+
+def test_disks_are_paid_for_also_when_compute_is_free_and_totals_hold_both() -> None:
+    volume = Volume("vol-1", 100, "gp3", START, START + timedelta(minutes=31), Decimal("0.08"))
+    ended = START + timedelta(minutes=30)
+    once = ("i-1", "g4dn.xlarge", "us-east-1a", "spot", START, ended, True, flat("0.21"))
+    document = as_json(
+        [bill(Usage.once(*once, volumes=(volume, volume)), START), bill(used(1800, flat("0.21")), START)], START
+    )
+    free, paid = document["lines"]
+    # 100 GiB * 0.08 * 1860 s / 2,592,000 s = 0.005740740...
+    assert (free["amount"], free["disk_amount"], paid["disk_amount"]) == ("0.000000", "0.011482", "0.000000")
+    assert [disk["amount"] for disk in free["disks"]] == ["0.005741", "0.005741"]
+    assert (document["compute_total"], document["disk_total"], document["total"]) == (
+        "0.105000",
+        "0.011482",
+        "0.116482",
+    )

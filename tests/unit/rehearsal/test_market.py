@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from gpucost.rehearsal.market.market import Market, MarketError, PoolKey, PricePoint, PriceSeries, load_market
+from gpucost.rehearsal.market.file import MarketError, load_market
+from gpucost.rehearsal.market.market import from_file
+from gpucost.rehearsal.market.places import PoolKey
+from gpucost.rehearsal.market.prices import GeneratedPrices
+from gpucost.rehearsal.market.series import PricePoint
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "include/market/three_zones.json"
 ORIGIN = datetime(2026, 11, 30, 16, 0, 0, tzinfo=UTC)
 POOL = PoolKey("us-east-1a", "g4dn.xlarge")
+LONG = {"short_hours": 1, "long_hours": 10, "short_share": 0.5}
+SHORTAGE = {"region": "us-east-1", "instance_type": "g4dn.xlarge", "lifetimes": LONG, "outages": LONG}
+QUOTA = {"region": "us-east-1", "lifecycle": "spot", "family": "g", "vcpus": 8}
 
 
 def broken(tmp_path: Path, change: Any) -> Path:
@@ -35,7 +42,8 @@ def test_the_shipped_market_names_a_source_for_every_price() -> None:
         "us-east-1c": "use1-az2",
     }
     assert len(market.pools) == 9
-    prices = [offer.on_demand for offer in market.instance_types] + [pool.spot for pool in market.pools]
+    prices = [price for offer in market.instance_types for price in offer.on_demand.values()]
+    prices += [pool.spot for pool in market.pools]
     assert all("catalog" in price.source and price.as_of for price in prices)
 
 
@@ -49,6 +57,13 @@ def test_the_shipped_market_names_a_source_for_every_price() -> None:
         (lambda d: d["pools"][0]["spot"].update(usd_per_hour="9.99"), "at most the on-demand price"),
         (lambda d: d["pools"].append(d["pools"][0]), "listed twice"),
         (lambda d: d["pools"][0]["capacity"].update(spot=-1), "pools.0.capacity.spot"),
+        (lambda d: d["instance_types"][0].update(on_demand={}), "no on_demand price in us-east-1"),
+        (lambda d: d["zones"][0].update(name="mars"), "zones.0.name"),
+        (lambda d: d.update(shortages=[SHORTAGE | {"region": "eu-west-9"}]), "shortages.0.region"),
+        (lambda d: d.update(shortages=[SHORTAGE | {"instance_type": "x9.huge"}]), "shortages.0.instance_type"),
+        (lambda d: d.update(shortages=[SHORTAGE, SHORTAGE]), "shortages.1: .* listed twice"),
+        (lambda d: d["pools"][0].update(availability={"lifetimes": LONG}), "pools.0.availability.outages"),
+        (lambda d: d.update(quotas=[QUOTA | {"region": "eu-west-9"}]), "quotas.0.region"),
         (lambda d: d.update(currency="EUR"), "currency"),
         (lambda d: d.pop("seed"), "seed"),
     ],
@@ -64,7 +79,7 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_prices_are_the_same_for_everybody_whatever_was_asked_before() -> None:
-    one, other = Market(load_market(FILE), ORIGIN), Market(load_market(FILE), ORIGIN)
+    one, other = from_file(load_market(FILE), ORIGIN), from_file(load_market(FILE), ORIGIN)
     moments = [ORIGIN + timedelta(hours=h) for h in (-40, -3, 0, 7, 100)]
     forwards = [one.prices(POOL).at(moment) for moment in moments]
     backwards = [other.prices(POOL).at(moment) for moment in reversed(moments)]
@@ -72,7 +87,7 @@ def test_prices_are_the_same_for_everybody_whatever_was_asked_before() -> None:
 
 
 def test_each_pool_moves_on_its_own_within_its_bounds_in_steps_of_a_hundredth_cent() -> None:
-    market = Market(load_market(FILE), ORIGIN)
+    market = from_file(load_market(FILE), ORIGIN)
     seen = {}
     for pool in market.pools:
         points = market.prices(pool).between(ORIGIN - timedelta(hours=48), ORIGIN + timedelta(hours=200))
@@ -82,20 +97,20 @@ def test_each_pool_moves_on_its_own_within_its_bounds_in_steps_of_a_hundredth_ce
         for point in points:
             assert point.at.microsecond == 0
             assert point.price == point.price.quantize(Decimal("0.0001"))
-            assert 0 < point.price <= market.on_demand(pool.instance_type)
+            assert 0 < point.price <= market.on_demand(pool)
         seen[pool] = [(point.at, point.price) for point in points]
     assert len({tuple(series) for series in seen.values()}) == len(seen)
 
 
 def test_history_reaches_back_a_day_at_least_and_not_further_than_it_says() -> None:
-    series = Market(load_market(FILE), ORIGIN).prices(POOL)
+    series = from_file(load_market(FILE), ORIGIN).prices(POOL)
     assert series.start <= ORIGIN - timedelta(hours=24)
     with pytest.raises(ValueError, match="moment"):
         series.at(series.start - timedelta(seconds=1))
 
 
 def test_between_begins_with_the_price_in_force() -> None:
-    series = Market(load_market(FILE), ORIGIN).prices(POOL)
+    series = from_file(load_market(FILE), ORIGIN).prices(POOL)
     second = series.between(series.start, ORIGIN)[1]
     just_before = second.at - timedelta(seconds=1)
     assert series.at(just_before) != series.at(second.at)
@@ -106,7 +121,7 @@ def test_between_begins_with_the_price_in_force() -> None:
 
 
 def test_prices_go_on_from_season_to_season_and_are_the_same_for_who_comes_late() -> None:
-    early, late = Market(load_market(FILE), ORIGIN), Market(load_market(FILE), ORIGIN)
+    early, late = from_file(load_market(FILE), ORIGIN), from_file(load_market(FILE), ORIGIN)
     whole = early.prices(POOL).between(ORIGIN, ORIGIN + timedelta(days=840))
     assert all(b.at - a.at >= timedelta(seconds=300) for a, b in itertools.pairwise(whole))
     assert all(a.price != b.price for a, b in itertools.pairwise(whole))
@@ -122,15 +137,15 @@ def test_prices_go_on_from_season_to_season_and_are_the_same_for_who_comes_late(
 
 
 def test_a_look_far_ahead_makes_no_prices_of_the_time_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    series = Market(load_market(FILE), ORIGIN).prices(POOL)
+    series = from_file(load_market(FILE), ORIGIN).prices(POOL)
     made: list[int] = []
-    original = PriceSeries._made
+    original = GeneratedPrices._made
 
-    def counted(self: PriceSeries, index: int) -> list[PricePoint]:
+    def counted(self: GeneratedPrices, index: int) -> list[PricePoint]:
         made.append(index)
         return original(self, index)
 
-    monkeypatch.setattr(PriceSeries, "_made", counted)
+    monkeypatch.setattr(GeneratedPrices, "_made", counted)
     now = ORIGIN + timedelta(days=840)
     series.at(now)
     series.between(now - timedelta(days=90), now)

@@ -1,13 +1,16 @@
-"""What the book holds: instances, fleets, orders, and why an instance ends. Plain frozen records."""
+"""What the book holds: instances, launches, orders, and why an instance ends. Plain frozen records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any, ClassVar, Literal
 
-from gpucost.rehearsal.market.market import PoolKey
+from pydantic import ConfigDict
+
+from gpucost.rehearsal.market.places import PoolKey
 
 Lifecycle = Literal["spot", "on-demand"]
 State = Literal["pending", "running", "shutting-down", "terminated", "stopping", "stopped"]
@@ -20,8 +23,20 @@ HOLDING: frozenset[State] = frozenset({"pending", "running", "shutting-down", "s
 
 
 @dataclass(frozen=True)
+class Disk:
+    """A volume that is made with the instance."""
+
+    device: str = "/dev/xvda"
+    gib: int = 8
+    kind: str = "gp3"
+    delete_on_termination: bool = True
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
     """What an instance is started with: the launch template, already merged with the override."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     image_id: str | None = None
     user_data: bytes | None = None
@@ -33,6 +48,9 @@ class LaunchSpec:
     vpc_id: str | None = None
     template_id: str | None = None
     template_version: str | None = None
+    key_name: str | None = None
+    security_groups: tuple[str, ...] = ()
+    disks: tuple[Disk, ...] = (Disk(),)
 
 
 @dataclass(frozen=True)
@@ -51,8 +69,8 @@ class Ending:
 
     @property
     def by_ec2(self) -> bool:
-        """Whether EC2 interrupted the instance; matters for the free first hour."""
-        return self.code.startswith("Server.Spot")
+        """Whether EC2 ended the instance; matters for the free first hour of spot instances."""
+        return self.code.startswith("Server.")
 
 
 BY_USER = Ending(
@@ -78,54 +96,94 @@ NO_CAPACITY = Ending(
 )
 
 
+PRICE = Ending(
+    "Server.SpotInstanceTermination",
+    "Server.SpotInstanceTermination: Spot instance termination",
+    "Server.SpotInstanceTermination",
+    "instance-terminated-by-price",
+    "Your Spot Instance was terminated because your maximum price is lower than the current Spot price.",
+)
+LOST = Ending(
+    "Server.InternalError",
+    "Server.InternalError: Internal error",
+    "Server.InternalError",
+    "instance-terminated-no-capacity",
+    "Your Spot Instance was terminated because its host failed.",
+)
+"""The host failed: this rehearsal was away for longer than its machines go on without it."""
+
+
 @dataclass(frozen=True)
 class Instance:
-    """One machine, as it was when it was asked for."""
+    """One machine: what was asked for, and how it stands.
+
+    Times are whole seconds of the rehearsal clock. `launched` is the beginning of its latest life, `earlier` the
+    (start, end) of lives before a stop; `ended` is when it left pending or running, `gone` when its last process
+    had ended. A notice names the moment `action_at` and why (`noticed_for`, None for a notice that comes to nothing).
+    `request_cancelled` is when its spot request was cancelled; the instance itself runs on.
+    """
 
     id: str
     number: int
-    fleet_id: str
+    launch_id: str
     client_token: str
     pool: PoolKey
     lifecycle: Lifecycle
     spec: LaunchSpec
     tags: Mapping[str, str]
+    created: datetime
     launched: datetime
+    index: int = 0
     state: State = "pending"
     spot_request_id: str | None = None
-    max_price: str | None = None
+    max_price: Decimal | None = None
+    earlier: tuple[tuple[datetime, datetime], ...] = ()
     ending: Ending | None = None
     ended: datetime | None = None
     gone: datetime | None = None
+    rebalance_at: datetime | None = None
     notice_at: datetime | None = None
     action_at: datetime | None = None
+    noticed_for: Ending | None = None
     abrupt: bool = False
+    request_cancelled: datetime | None = None
 
     @property
     def living(self) -> bool:
         """Whether it is being billed."""
         return self.state in LIVING
 
+    @property
+    def region(self) -> str:
+        """The region that it runs in."""
+        return self.pool.region
+
 
 @dataclass(frozen=True)
 class Order:
-    """`count` instances to be launched in one pool."""
+    """`count` instances to be launched in one pool; `max_price` in US dollars per instance-hour, for spot."""
 
     pool: PoolKey
     lifecycle: Lifecycle
     count: int
     spec: LaunchSpec
-    max_price: str | None = None
+    max_price: Decimal | None = None
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """One CreateFleet request with its answer, kept for its client token."""
+class Launch:
+    """One request that launched instances, kept with its answer for its client token.
+
+    A `fleet` comes from CreateFleet, a `reservation` from RunInstances; tokens of the two are apart, as on EC2.
+    """
 
     id: str
+    kind: Literal["fleet", "reservation"]
+    region: str
     client_token: str
     digest: str
     created: datetime
     tags: Mapping[str, str]
     request: Mapping[str, Any]
     answer: Mapping[str, Any]
+    deleted: datetime | None = None

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,11 @@ JOB_TAG = "gpucost:job"
 """The instance's tag that a rule's `job` is matched with."""
 
 
+Event = Literal["notice", "no-notice", "false-notice", "rebalance"]
+"""What EC2 may do to a spot instance: take it back with two minutes of warning, or at once; warn for nothing;
+recommend a rebalance."""
+
+
 class Rule(BaseModel):
     """Interrupt instances of a job when it has done `step` steps, `times` times over all instances."""
 
@@ -26,7 +31,7 @@ class Rule(BaseModel):
 
     job: str = Field(default="*", description="Pattern with * and ? for the value of the tag gpucost:job.")
     step: int = Field(ge=0, description="Interrupt when the job's progress shows this step or a later one.")
-    notice: bool = Field(default=False, description="True: two minutes of warning. False: gone at once.")
+    event: Event = Field(default="no-notice", description="What happens to the instance.")
     times: int = Field(default=1, ge=1, description="How often the rule fires in all.")
 
 
@@ -53,16 +58,32 @@ def load_rules(path: Path) -> list[Rule]:
 
 
 class Script:
-    """The rules with the shots that each has left."""
+    """The rules with the shots that each has left.
 
-    def __init__(self, rules: list[Rule] | None = None) -> None:
+    Args:
+        rules: at the start; those that the kept ones contain already are not added again.
+        kept_in: a file that remembers rules and shots over a restart of the cloud.
+    """
+
+    def __init__(self, rules: list[Rule] | None = None, kept_in: Path | None = None) -> None:
         self._lock = threading.Lock()
-        self._rules: list[tuple[Rule, int]] = [(rule, rule.times) for rule in rules or []]
+        self._kept_in = kept_in
+        self._rules: list[tuple[Rule, int]] = _kept(kept_in) if kept_in else []
+        known = [rule for rule, _ in self._rules]
+        self.add([rule for rule in rules or [] if rule not in known])
 
     def add(self, rules: list[Rule]) -> None:
         """Add rules behind those that are there."""
         with self._lock:
             self._rules += [(rule, rule.times) for rule in rules]
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._kept_in is None:
+            return
+        part = self._kept_in.with_suffix(".part")
+        part.write_text(json.dumps([[rule.model_dump(), left] for rule, left in self._rules]), encoding="utf-8")
+        part.replace(self._kept_in)
 
     def concerns(self, job: str | None) -> bool:
         """Whether a rule with shots left may interrupt this job: only then is its progress worth watching."""
@@ -75,6 +96,7 @@ class Script:
             for index, (rule, left) in enumerate(self._rules):
                 if left and step >= rule.step and _matches(rule, job):
                     self._rules[index] = (rule, left - 1)
+                    self._keep()
                     return rule
             return None
 
@@ -82,6 +104,13 @@ class Script:
         """The rules with the shots left, for people."""
         with self._lock:
             return [{**rule.model_dump(), "left": left} for rule, left in self._rules]
+
+
+def _kept(path: Path) -> list[tuple[Rule, int]]:
+    try:
+        return [(Rule.model_validate(rule), left) for rule, left in json.loads(path.read_bytes())]
+    except FileNotFoundError:
+        return []
 
 
 def _matches(rule: Rule, job: str | None) -> bool:

@@ -1,50 +1,57 @@
-"""Who runs the machines? Starts each instance's user data as local processes, watches them, and ends them.
+"""Who runs the machines? Makes the processes of each instance follow what the book says, and reports back.
 
-One thread looks at every machine each tick (real time): boots what is due, hears `shutdown` from inside, fires
-the interruption script, carries out notices, and ends what must end until no process of it is left. The book
-says what *should* be; the hypervisor makes it so and reports back.
+One thread looks at every machine each tick (real time): powers on what was bought, boots what is due, hears
+`shutdown` from inside, and ends what must end until no process of it is left. About once in a real second, and in
+each tick while something ends, it looks at the host's processes: whose machine is gone, whose takes too much memory,
+which process belongs to nobody. Who is interrupted, and when, is decided elsewhere, right before each tick.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from gpucost.clock import SpecClock
+from gpucost.clock import Clock
 from gpucost.rehearsal.book.book import Book
-from gpucost.rehearsal.book.records import FROM_INSIDE, NO_CAPACITY, Instance
-from gpucost.rehearsal.interruptions.script import JOB_TAG, ProgressReader, Script
-from gpucost.rehearsal.machines import guard, processes
+from gpucost.rehearsal.book.records import FROM_INSIDE, LOST, Instance
+from gpucost.rehearsal.machines import disk
+from gpucost.rehearsal.machines.memory import MemoryLimit
+from gpucost.rehearsal.machines.power import Power, Sight
 from gpucost.rehearsal.settings import Settings
 
 log = logging.getLogger(__name__)
 
-NO_USER_DATA = b"#!/bin/sh\n"
+LOOK_EVERY_REAL_S = 1.0
+"""How often all processes are looked at while nothing ends."""
+
+AFTER_KILL_REAL_S = 0.02
+"""A process that was killed is gone in milliseconds: look again soon."""
+
+REST = 4.0
+"""Looks rest this many times as long as they last: with hundreds of machines they must not eat the host."""
+
+ENDING = frozenset({"shutting-down", "stopping"})
 
 
 @dataclass
 class _Machine:
-    """What the hypervisor knows of one instance's processes; touched by its own thread only."""
+    """What the hypervisor knows of one machine that is on; touched by its own thread only.
 
-    folder: Path
-    program: subprocess.Popen[bytes] | None = None
-    progress: ProgressReader = field(init=False)
-    shutdown_due: datetime | None = None
-    asked_to_end: bool = False
-    kill_at_real: float = 0.0
+    `seen` is when its init was last known to live: should it die, no later second is billed.
+    """
+
+    seen: datetime
+    program: int | None = None
     program_end_told: bool = False
-
-    def __post_init__(self) -> None:
-        self.progress = ProgressReader(self.folder)
+    shutdown_due: datetime | None = None
+    kill_at_real: float | None = None
 
 
 class Hypervisor:
@@ -54,39 +61,42 @@ class Hypervisor:
         book: what should run.
         clock: the rehearsal clock.
         settings: durations and folders.
-        script: interruptions at a progress.
-        cloud_id: marks every process of this cloud.
-        imds_base: the metadata address of an instance id.
-        warn: tells the outside (EventBridge) of an interruption notice.
+        power: the machines' power switches.
+        memory: how much each may use; no limit when left out.
+        on_tick: called at the beginning of each tick, before machines are looked at: decides on interruptions.
+        monotonic: real seconds.
     """
 
     def __init__(
         self,
         book: Book,
-        clock: SpecClock,
+        clock: Clock,
         settings: Settings,
-        script: Script,
+        power: Power,
         *,
-        cloud_id: str,
-        imds_base: Callable[[str], str],
-        warn: Callable[[Instance], None],
+        memory: MemoryLimit | None = None,
+        on_tick: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._book = book
         self._clock = clock
         self._settings = settings
-        self._script = script
-        self._cloud_id = cloud_id
-        self._imds_base = imds_base
-        self._warn = warn
+        self._power = power
+        self._memory = memory or MemoryLimit(lambda _type: None)
+        self._on_tick = on_tick
+        self._monotonic = monotonic
         self._machines: dict[str, _Machine] = {}
         self._faults: dict[str, str] = {}
+        self._may_look_at = self._must_look_at = monotonic()
+        self._soon = False
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="hypervisor", daemon=True)
-        self._guard = guard.start(cloud_id)
 
     def start(self) -> None:
-        """Start looking after machines."""
+        """Take up the machines of an earlier cloud, and start looking after all."""
+        self.adopt()
+        self._power.open()
         self._thread.start()
 
     def wake(self) -> None:
@@ -94,160 +104,198 @@ class Hypervisor:
         self._wake.set()
 
     def stop(self) -> None:
-        """End every machine at once and the guard with them; returns when no process of an instance is left."""
+        """The host is switched off: every machine ends at once, in the book too; returns when no process is left."""
+        self._end_thread()
+        for instance in self._book.holding():
+            self._book.begin_end(instance.id, LOST, abrupt=True)
+        if not self._power.close(machines_go_on=False):
+            return
+        for instance in self._book.holding():
+            self._carefully(instance.id, functools.partial(self._end, instance, None))
+
+    def leave(self) -> None:
+        """Let machines go on for a successor on the same folder; the guard ends them when none comes in time."""
+        self._end_thread()
+        self._power.close(machines_go_on=True)
+
+    def _end_thread(self) -> None:
         self._stopping.set()
         self._wake.set()
-        self._thread.join(timeout=30)
-        if not guard.kill_all(self._cloud_id):
-            log.error("processes of instances are still there after 10 s of SIGKILL; the guard goes on")
-            return
-        self._guard.kill()
-        self._guard.wait()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=30)
 
     def folder(self, instance_id: str) -> Path:
         """The instance's disk."""
-        return self._settings.state_dir / "instances" / instance_id
+        return disk.folder_of(self._settings.state_dir, instance_id)
 
     def pid(self, instance_id: str) -> int | None:
-        """The real process id of its user data, once started."""
-        machine = self._machines.get(instance_id)
-        return machine.program.pid if machine and machine.program else None
+        """The real process id of its user data, of its init before that is started; None when it is not on."""
+        return self._power.pid(instance_id)
 
-    def interrupt(self, instance_id: str, *, notice: bool) -> bool:
-        """EC2 takes a spot instance back: with a notice, or at once. False when it is ending or noticed already."""
-        if notice:
-            return self._give_notice(instance_id)
-        if self._book.begin_end(instance_id, NO_CAPACITY, abrupt=True) is None:
-            return False
-        log.info("%s interrupted by EC2 without notice", instance_id)
-        self.wake()
-        return True
+    def adopt(self) -> None:
+        """Compare the book with what runs: machines that are on go on, those that are not were lost with the host."""
+        now, sights = self._clock.now(), self._power.look()
+        adopted, lost = 0, 0
+        for instance in self._book.holding():
+            sight = sights.get(instance.id)
+            if sight is not None and sight.init is not None:
+                told = self._power.exit_status(instance.id) is not None
+                self._machines[instance.id] = _Machine(now, program_end_told=told)
+                adopted += 1
+            elif instance.living and self._power.was_on(instance.id):
+                self._lose(instance, self._power.lost_at())
+                lost += 1
+            elif instance.living:
+                # bought right before the end, and never switched on: no second before now is to be billed
+                self._book.launch_late(instance.id)
+        if adopted or lost:
+            log.info("machines of an earlier start: %d go on, %d were lost with their host", adopted, lost)
 
-    def _give_notice(self, instance_id: str) -> bool:
-        floor_s = self._settings.notice_floor_real_s * self._clock.spec.speed
-        ahead_s = max(self._settings.notice_s, floor_s)
-        noticed = self._book.give_notice(instance_id, self._clock.now() + timedelta(seconds=ahead_s))
-        if noticed is None or noticed.action_at is None:
-            return False
-        lasts = "as AWS gives"
-        if floor_s > self._settings.notice_s:
-            floor = f"{self._settings.notice_floor_real_s:g} real seconds"
-            lasts = f"instead of {self._settings.notice_s:g} s: the floor of {floor} applied"
-        log.info("%s interruption notice: terminate at %s, %.0f s ahead, %s",
-                 instance_id, noticed.action_at.isoformat(), ahead_s, lasts)  # fmt: skip
-        self._warn(noticed)
-        return True
+    def _lose(self, instance: Instance, at: datetime | None) -> None:
+        """The machine is off and nobody switched it off; a time that lies ahead is a clock's fault."""
+        now = self._clock.now()
+        if self._book.begin_end(instance.id, LOST, abrupt=True, at=min(at or now, now)):
+            log.warning("%s lost: its first process is gone", instance.id)
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
-            self._wake.wait(self._settings.tick_real_s)
+            tick = self._settings.tick_real_s
+            self._wake.wait(min(AFTER_KILL_REAL_S, tick) if self._soon else tick)
             self._wake.clear()
             if not self._stopping.is_set():
                 self.tick()
 
     def tick(self) -> None:
         """Look at every machine once."""
-        if self._guard.poll() is not None:
-            log.warning("the guard process ended with %s, starting another", self._guard.returncode)
-            self._guard = guard.start(self._cloud_id)
-        for instance in self._book.every():
+        self._soon = False
+        self._carefully("the guard", self._power.check)
+        self._carefully("interruptions", self._on_tick)
+        requests = self._power.shutdown_requests()
+        for instance in self._book.holding():
             if instance.living:
-                self._carefully(instance, self._look_after)
-        ending = [one for one in self._book.every() if one.state in {"shutting-down", "stopping"}]
-        if ending:
-            table = processes.Table()
-            for instance in ending:
-                self._carefully(instance, functools.partial(self._end, table=table))
+                self._carefully(instance.id, functools.partial(self._look_after, instance, requests.get(instance.id)))
+        if self._look_is_due():
+            self._look()
 
-    def _carefully(self, instance: Instance, care: Callable[[Instance], None]) -> None:
+    def _carefully(self, what: str, care: Callable[[], None]) -> None:
         """A fault with one machine must not leave all others alone: say it once, and try again next tick."""
         try:
-            care(instance)
+            care()
         except Exception as error:
-            if self._faults.get(instance.id) != str(error):
-                self._faults[instance.id] = str(error)
-                log.exception("%s: the hypervisor could not look after it; it keeps trying", instance.id)
+            if self._faults.get(what) != str(error):
+                self._faults[what] = str(error)
+                log.exception("%s: the hypervisor could not look after it; it keeps trying", what)
 
-    def _look_after(self, instance: Instance) -> None:
-        now = self._clock.now()
-        if instance.state == "pending":
-            if now >= instance.launched + timedelta(seconds=self._settings.boot_s):
-                self._boot(instance)
+    def _look_after(self, instance: Instance, request: str | None) -> None:
+        machine = self._machines.get(instance.id)
+        if machine is None:
+            machine = self._switch_on(instance)
+        if machine is None:
             return
-        machine = self._machines[instance.id]
-        self._tell_program_end(instance, machine)
-        if instance.action_at is not None and now >= instance.action_at:
-            if self._book.begin_end(instance.id, NO_CAPACITY):
-                log.info("%s interrupted by EC2, as announced", instance.id)
-        elif self._shutdown_is_due(machine, now):
-            if self._book.begin_end(instance.id, FROM_INSIDE):
-                log.info("%s shut down from inside: %s", instance.id, instance.spec.shutdown_behavior)
-        elif instance.lifecycle == "spot":
-            self._follow_script(instance, machine)
+        now = self._clock.now()
+        if instance.state == "pending" and now >= instance.launched + timedelta(seconds=self._settings.boot_s):
+            self._boot(instance)
+        if _is_due(machine, request, now) and self._book.begin_end(instance.id, FROM_INSIDE):
+            log.info("%s shut down from inside: %s", instance.id, instance.spec.shutdown_behavior)
+
+    def _switch_on(self, instance: Instance) -> _Machine | None:
+        now = self._clock.now()
+        try:
+            self._power.switch_on(instance)
+        except OSError as error:
+            # as on EC2: a machine that cannot be launched goes from pending to terminated
+            log.error("%s cannot be powered on: %s", instance.id, error)  # noqa: TRY400 (the sentence tells all)
+            self._book.begin_end(instance.id, LOST, abrupt=True)
+            return None
+        return self._machines.setdefault(instance.id, _Machine(now))
 
     def _boot(self, instance: Instance) -> None:
-        folder = self.folder(instance.id)
-        machine = self._machines.setdefault(instance.id, _Machine(folder))
-        processes.prepare_folder(folder, instance.spec.user_data or NO_USER_DATA)
-        if not self._book.mark_running(instance.id):
-            return
-        marker = processes.marker_value(self._cloud_id, instance.id)
-        env = processes.environment(folder, self._settings.image_path, self._imds_base(instance.id), marker)
-        try:
-            machine.program = processes.start_user_data(folder, env)
-        except OSError as error:
-            # as on EC2, the machine is up and idle when its user data cannot run
-            log.warning("%s user data cannot be run: %s; it must begin with #! and an interpreter", instance.id, error)
-            with (folder / "console.log").open("a", encoding="utf-8") as console:
-                console.write(f"user data cannot be run: {error}\n")
-            return
-        log.info("%s running: %s, %s, pid %s", instance.id, instance.pool, instance.lifecycle, machine.program.pid)
+        # the book first: a program that looks itself up sees its machine running
+        if self._book.mark_running(instance.id):
+            self._power.boot(instance.id)
+            log.info("%s running: %s, %s", instance.id, instance.pool, instance.lifecycle)
 
-    def _tell_program_end(self, instance: Instance, machine: _Machine) -> None:
-        if machine.program is None or machine.program_end_told or machine.program.poll() is None:
+    def _look_is_due(self) -> bool:
+        now = self._monotonic()
+        ending = any(one.state in ENDING for one in self._book.holding())
+        return now >= (self._may_look_at if ending else self._must_look_at)
+
+    def _look(self) -> None:
+        began = self._monotonic()
+        self._compare()
+        ended = self._monotonic()
+        self._may_look_at = ended + REST * (ended - began)
+        self._must_look_at = max(began + LOOK_EVERY_REAL_S, self._may_look_at)
+
+    def _compare(self) -> None:
+        # processes first: each of them belongs to an instance that the book knew before
+        now, sights = self._clock.now(), self._power.look()
+        holding = {instance.id: instance for instance in self._book.holding()}
+        for instance in holding.values():
+            sight = sights.get(instance.id)
+            if instance.id in self._machines and sight is not None and sight.init is not None:
+                self._machines[instance.id].seen = now
+            care = self._end if instance.state in ENDING else self._examine
+            self._carefully(instance.id, functools.partial(care, instance, sight))
+        for instance_id, sight in sights.items():
+            if instance_id not in holding:
+                log.warning("%s has processes and is not on: they are killed", instance_id)
+                self._power.send(sight.processes, signal.SIGKILL)
+
+    def _examine(self, instance: Instance, sight: Sight | None) -> None:
+        """A machine that should be on: is it, does its user data run, does it use more memory than it has?"""
+        machine = self._machines.get(instance.id)
+        if machine is None:
+            return  # bought a moment ago
+        if sight is None or sight.init is None:
+            self._lose(instance, machine.seen)
+            self._soon = True
             return
-        machine.program_end_told = True
-        log.info("%s user data ended with %s; the machine stays up", instance.id, machine.program.returncode)
+        self._tell_program_end(instance, machine, sight)
+        kind = instance.pool.instance_type
+        victim = self._memory.victim(kind, sight.processes, sight.init)
+        if victim is not None:
+            self._power.send([victim.pid], signal.SIGKILL)
+            line = f"Out of memory: Killed process {victim.pid} ({victim.name})"
+            self._power.console(instance.id, line)
+            log.warning("%s %s: it has %s MiB", instance.id, line, self._memory.limit_mib(kind))
 
-    def _shutdown_is_due(self, machine: _Machine, now: datetime) -> bool:
-        request = machine.folder / processes.SHUTDOWN_REQUEST
-        try:
-            word = request.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            machine.shutdown_due = None
-            return False
-        if machine.shutdown_due is None:
-            digits = word.removeprefix("+")
-            machine.shutdown_due = now + timedelta(minutes=int(digits) if digits.isdigit() else 0)
-        return now >= machine.shutdown_due
-
-    def _follow_script(self, instance: Instance, machine: _Machine) -> None:
-        job = instance.tags.get(JOB_TAG)
-        if instance.action_at is not None or not self._script.concerns(job):
+    def _tell_program_end(self, instance: Instance, machine: _Machine, sight: Sight) -> None:
+        if machine.program is None:
+            machine.program = self._power.program(instance.id)
+        if machine.program is None or machine.program_end_told or machine.program in sight.processes:
             return
-        step = machine.progress.step()
-        rule = self._script.fire(job, step) if step is not None else None
-        if rule is not None:
-            log.info("%s job %s is at step %s: the script interrupts it", instance.id, job, step)
-            self.interrupt(instance.id, notice=rule.notice)
+        status = self._power.exit_status(instance.id)
+        if status is not None:
+            machine.program_end_told = True
+            log.info("%s user data ended with %s; the machine stays up", instance.id, status)
 
-    def _end(self, instance: Instance, table: processes.Table) -> None:
-        machine = self._machines.setdefault(instance.id, _Machine(self.folder(instance.id)))
-        leader = machine.program.pid if machine.program else None
-        alive = table.belonging(processes.marker_value(self._cloud_id, instance.id), leader)
-        if not alive:
-            if machine.program is not None:
-                machine.program.wait()
+    def _end(self, instance: Instance, sight: Sight | None) -> None:
+        """One more step to the end: ask all programs, kill what stays, and init last of all."""
+        if sight is None or not sight.processes:
+            self._power.switch_off(instance.id)
+            self._machines.pop(instance.id, None)
             self._book.mark_ended(instance.id)
-            shutil.rmtree(machine.folder / "tmp", ignore_errors=True)
             ended = self._book.get(instance.id)
             log.info("%s %s", instance.id, ended.state if ended else "gone")
-        elif instance.abrupt:
-            processes.send(alive, signal.SIGKILL)
-            self._wake.set()
-        elif not machine.asked_to_end:
-            machine.asked_to_end = True
-            machine.kill_at_real = time.monotonic() + self._settings.stop_grace_real_s
-            processes.send(alive, signal.SIGTERM)
-        elif time.monotonic() >= machine.kill_at_real:
-            processes.send(alive, signal.SIGKILL)
+            return
+        machine = self._machines.setdefault(instance.id, _Machine(self._clock.now()))
+        programs = sight.processes.keys() - {sight.init}
+        now = self._monotonic()
+        if instance.abrupt or not programs or (machine.kill_at_real is not None and now >= machine.kill_at_real):
+            self._power.send(sight.processes, signal.SIGKILL)
+            self._soon = True
+        elif machine.kill_at_real is None:
+            machine.kill_at_real = now + self._settings.stop_grace_real_s
+            self._power.send(programs, signal.SIGTERM)
+
+
+def _is_due(machine: _Machine, request: str | None, now: datetime) -> bool:
+    """Whether a machine's request to be powered off, `now` or `+MINUTES`, is to be carried out."""
+    if request is None:
+        machine.shutdown_due = None
+        return False
+    if machine.shutdown_due is None:
+        digits = request.removeprefix("+")
+        machine.shutdown_due = now + timedelta(minutes=int(digits) if digits.isdigit() else 0)
+    return now >= machine.shutdown_due

@@ -2,6 +2,10 @@
 
 Its address is http://127.0.0.1:PORT/imds/INSTANCE-ID/, given to the instance in its environment as
 AWS_EC2_METADATA_SERVICE_ENDPOINT, so that every AWS SDK finds it through its default credential chain.
+
+Which items there are, and when, follows "Instance metadata categories", "Spot Instance interruption notices" and "EC2
+instance rebalance recommendations" in the EC2 user guide. Tokens are forgotten when the cloud starts again: an
+old one is answered with 401, upon which clients fetch another, as they must for one that has expired.
 """
 
 from __future__ import annotations
@@ -49,9 +53,10 @@ class Imds:
 
     Args:
         book: the instances.
-        region, zones: the region, and zone name -> zone id.
+        zone_ids: zone name -> zone id.
         account: the account id for the identity document.
         role_credentials: mode-600 JSON file, read again for every request so that it can be renewed.
+        skew: how far the times that an instance (by its id) is told are off, for rehearsing with wrong clocks.
         real_now: real time: credentials expire in the node's time, not the rehearsal's.
     """
 
@@ -59,17 +64,17 @@ class Imds:
         self,
         book: Book,
         *,
-        region: str,
-        zones: Mapping[str, str],
+        zone_ids: Mapping[str, str],
         account: str,
         role_credentials: Path | None,
+        skew: Callable[[str], timedelta] = lambda _instance_id: timedelta(0),
         real_now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._book = book
-        self._region = region
-        self._zones = zones
+        self._zone_ids = zone_ids
         self._account = account
         self._role_credentials = role_credentials
+        self._skew = skew
         self._real_now = real_now
         self._lock = threading.Lock()
         self._tokens: dict[str, tuple[str, float]] = {}
@@ -86,13 +91,7 @@ class Imds:
             return Answer(405)
         if not self._knows(headers.get("x-aws-ec2-metadata-token", ""), instance_id):
             return Answer(401)
-        if path == "latest/dynamic/instance-identity/document":
-            return Answer(200, json.dumps(self._identity(instance), indent=2))
-        if path == "latest/user-data" and instance.spec.user_data is not None:
-            return Answer(200, instance.spec.user_data.decode("utf-8", errors="replace"), "application/octet-stream")
-        if path.startswith("latest/meta-data/"):
-            return self._meta_data(instance, path.removeprefix("latest/meta-data/"))
-        return NOT_FOUND
+        return _find(self._items(instance), path) or NOT_FOUND
 
     def _token(self, instance_id: str, headers: Mapping[str, str]) -> Answer:
         ttl = headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
@@ -112,44 +111,64 @@ class Imds:
             owner, until = self._tokens.get(token, ("", 0.0))
         return owner == instance_id and time.monotonic() < until
 
-    def _meta_data(self, instance: Instance, path: str) -> Answer:
+    def _items(self, instance: Instance) -> dict[str, Callable[[], Answer]]:
+        """Every item that this instance has at this moment: its path, and what makes its answer."""
+        items = {f"latest/meta-data/{path}": _constant(text) for path, text in self._facts(instance).items()}
+        items |= {f"latest/meta-data/{path}": make for path, make in self._announced(instance).items()}
+        if self._role_credentials is not None and instance.spec.profile is not None:
+            role = instance.spec.profile.rpartition("/")[2]
+            items[f"latest/meta-data/iam/security-credentials/{role}"] = self._credentials
+        if instance.spec.user_data is not None:
+            text = instance.spec.user_data.decode("utf-8", errors="replace")
+            items["latest/user-data"] = _constant(text, "application/octet-stream")
+        items["latest/dynamic/instance-identity/document"] = lambda: Answer(
+            200, json.dumps(self._identity(instance), indent=2)
+        )
+        return items
+
+    def _facts(self, instance: Instance) -> dict[str, str]:
+        """The items of plain text below meta-data/."""
         zone = instance.pool.zone
+        name = f"ip-{private_address(instance).replace('.', '-')}.{instance.region}.compute.internal"
         facts = {
-            "instance-id": instance.id,
-            "instance-type": instance.pool.instance_type,
-            "instance-life-cycle": instance.lifecycle,
             "ami-id": instance.spec.image_id or "",
+            "ami-launch-index": str(instance.index),
+            "hostname": name,
+            "instance-id": instance.id,
+            "instance-life-cycle": instance.lifecycle,
+            "instance-type": instance.pool.instance_type,
+            "local-hostname": name,
             "local-ipv4": private_address(instance),
             "placement/availability-zone": zone,
-            "placement/availability-zone-id": self._zones[zone],
-            "placement/region": self._region,
+            "placement/availability-zone-id": self._zone_ids[zone],
+            "placement/region": instance.region,
+            "services/domain": "amazonaws.com",
+            "services/partition": "aws",
         }
-        if path in facts:
-            return Answer(200, facts[path])
-        if path.startswith("iam/security-credentials"):
-            return self._credentials(instance, path.removeprefix("iam/security-credentials").strip("/"))
-        if path == "tags/instance" or path.startswith("tags/instance/"):
-            return self._tags(instance, path.removeprefix("tags/instance").removeprefix("/"))
-        if path == "spot/instance-action" and instance.action_at is not None:
-            action = {"action": "terminate", "time": iso(instance.action_at)}
-            return Answer(200, json.dumps(action), "application/json")
-        return NOT_FOUND
+        if instance.spec.metadata_tags:
+            facts |= {f"tags/instance/{key}": value for key, value in instance.tags.items()}
+        return facts
 
-    def _tags(self, instance: Instance, key: str) -> Answer:
-        if not instance.spec.metadata_tags:
-            return NOT_FOUND
-        if not key:
-            return Answer(200, "\n".join(sorted(instance.tags)))
-        return Answer(200, instance.tags[key]) if key in instance.tags else NOT_FOUND
+    def _announced(self, instance: Instance) -> dict[str, Callable[[], Answer]]:
+        """What EC2 is about to do with it: items that are not there until then."""
+        items: dict[str, Callable[[], Answer]] = {}
+        action_at, rebalance_at = instance.action_at, instance.rebalance_at
+        if action_at is not None:
+            items["spot/termination-time"] = lambda: Answer(200, self._told(instance, action_at))
+            items["spot/instance-action"] = lambda: _json(
+                {"action": "terminate", "time": self._told(instance, action_at)}
+            )
+        if rebalance_at is not None:
+            items["events/recommendations/rebalance"] = lambda: _json(
+                {"noticeTime": self._told(instance, rebalance_at)}
+            )
+        return items
 
-    def _credentials(self, instance: Instance, role: str) -> Answer:
-        if self._role_credentials is None or instance.spec.profile is None:
-            return NOT_FOUND
-        name = instance.spec.profile.rpartition("/")[2]
-        if not role:
-            return Answer(200, name)
-        if role != name:
-            return NOT_FOUND
+    def _told(self, instance: Instance, moment: datetime) -> str:
+        return iso(moment + self._skew(instance.id))
+
+    def _credentials(self) -> Answer:
+        assert self._role_credentials is not None  # noqa: S101 (else the item does not exist)
         check_private(self._role_credentials)
         keys = json.loads(self._role_credentials.read_bytes())
         now = self._real_now()
@@ -164,7 +183,7 @@ class Imds:
             "Token": "",
             "Expiration": iso(now + CREDENTIALS_LAST),
         }
-        return Answer(200, json.dumps(document), "application/json")
+        return _json(document)
 
     def _identity(self, instance: Instance) -> dict[str, Any]:
         return {
@@ -174,11 +193,29 @@ class Imds:
             "imageId": instance.spec.image_id,
             "instanceId": instance.id,
             "instanceType": instance.pool.instance_type,
-            "pendingTime": iso(instance.launched),
+            "pendingTime": self._told(instance, instance.launched),
             "privateIp": private_address(instance),
-            "region": self._region,
+            "region": instance.region,
             "version": "2017-09-30",
         }
+
+
+def _json(document: Mapping[str, str]) -> Answer:
+    return Answer(200, json.dumps(document), "application/json")
+
+
+def _constant(body: str, kind: str = "text/plain") -> Callable[[], Answer]:
+    return lambda: Answer(200, body, kind)
+
+
+def _find(items: Mapping[str, Callable[[], Answer]], path: str) -> Answer | None:
+    """The item of that path; or for a folder what is in it, folders with a slash behind; None when there is neither."""
+    if path in items:
+        return items[path]()
+    folder = f"{path}/" if path else ""
+    inside = (item.removeprefix(folder) for item in items if item.startswith(folder))
+    names = sorted({name + slash for name, slash, _ in (item.partition("/") for item in inside)})
+    return Answer(200, "\n".join(names)) if names else None
 
 
 def private_address(instance: Instance) -> str:

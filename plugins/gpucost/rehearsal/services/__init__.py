@@ -1,0 +1,1 @@
+"""What moto does well, and what it gets wrong put right: types, templates, networks, STS, SQS, EventBridge."""
