@@ -4,15 +4,19 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 HOME_FOLDER ?= .gpucost
+# Of the rehearsal cloud; for example: make up MARKET=include/market/small.json SPEED=60
+MARKET ?=
+SPEED ?=
+REHEARSAL = $(if $(MARKET),--market "$(MARKET)") $(if $(SPEED),--speed "$(SPEED)")
 export PYTHONPATH := $(CURDIR):$(CURDIR)/plugins
 
 .PHONY: demo up down status gpucost test lint clean
 
 demo: $(VENV)/runtime
-	@$(BIN)/python -m demo run --home "$(HOME_FOLDER)"
+	@$(BIN)/python -m demo run --home "$(HOME_FOLDER)" $(REHEARSAL)
 
 up: $(VENV)/runtime
-	@$(BIN)/python -m demo up --home "$(HOME_FOLDER)"
+	@$(BIN)/python -m demo up --home "$(HOME_FOLDER)" $(REHEARSAL)
 
 down:
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down --home "$(HOME_FOLDER)"; fi

@@ -5,7 +5,7 @@
 Starts a real rehearsal cloud, and after it moto's own server as the peer; lets the buyers, one process each, with
 plain boto3 and without pauses between their calls, buy until all instances run, and then measures. Times are of
 HTTP alone, from botocore's `before-send` to its `before-parse`: the request is signed, the answer is here and not
-parsed yet. The buyers' own parsing takes most of the CPU: 60 ms for all instances, to the server's 10. Memory is
+parsed yet. The buyers' own parsing takes most of the CPU: 60 ms for all instances, to the server's 2. Memory is
 without the instances' programs. Prints a table, and whether the targets are held; the exit status is 1 when one is
 not. Everything that is started is ended.
 """

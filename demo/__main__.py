@@ -31,6 +31,9 @@ app = typer.Typer(
 
 Home = Annotated[Path, typer.Option(help="Folder for logs, secrets, databases and what is remembered.")]
 HOME = Path(".gpucost")
+Market = Annotated[Path | None, typer.Option(help="Market file of the rehearsal cloud; left out: three zones.")]
+Speed = Annotated[float, typer.Option(help="Rehearsal seconds per real second.")]
+SPEED = StackSettings.speed
 
 
 def make_console() -> Console:
@@ -80,25 +83,34 @@ def explained(home: Path) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def open_stack(home: Path, services: str = "", *, fixed_ports: bool = False) -> Stack:
+def open_stack(
+    home: Path, services: str = "", *, fixed_ports: bool = False, market: Path | None = None, speed: float = SPEED
+) -> Stack:
     """A stack as the command line wants it: progress on the terminal, and what starts, with ports of the environment.
 
     Args:
         home: its folder.
         services: some of `SERVICES`, with commas; all by default.
         fixed_ports: heed the environment's ports; only a start needs them.
+        market, speed: of the rehearsal cloud; only a start needs them.
     """
     chosen = tuple(name.strip() for name in services.split(",")) if services else SERVICES
     ports = ports_from_environment() if fixed_ports else {}
-    return Stack(StackSettings(home=home, services=chosen, fixed_ports=ports), make_progress("services"))
+    settings = StackSettings(home=home, services=chosen, fixed_ports=ports, market=market, speed=speed)
+    return Stack(settings, make_progress("services"))
 
 
 @app.command()
-def up(home: Home = HOME, services: Annotated[str, typer.Option(help="Only these, with commas.")] = "") -> None:
+def up(
+    home: Home = HOME,
+    services: Annotated[str, typer.Option(help="Only these, with commas.")] = "",
+    market: Market = None,
+    speed: Speed = SPEED,
+) -> None:
     """Start the services and wait until they are healthy."""
     begun = time.monotonic()
     with explained(home):
-        stack = open_stack(home, services, fixed_ports=True)
+        stack = open_stack(home, services, fixed_ports=True, market=market, speed=speed)
         stack.up()
         print(f"up after {time.monotonic() - begun:.0f} s")
         for name, url in stack.addresses().items():
@@ -109,13 +121,13 @@ def up(home: Home = HOME, services: Annotated[str, typer.Option(help="Only these
 
 
 @app.command()
-def run(home: Home = HOME) -> None:
+def run(home: Home = HOME, market: Market = None, speed: Speed = SPEED) -> None:
     """Start what does not run yet, run the demo's job, and hold it to its promises; the pages stay up."""
     from .earlier import end_interrupted
     from .job import DAG_ID, run_demo
 
     with explained(home):
-        stack = open_stack(home, fixed_ports=True)
+        stack = open_stack(home, fixed_ports=True, market=market, speed=speed)
         with stack.demo():
             try:
                 stack.up()

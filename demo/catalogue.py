@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from gpucost.rehearsal.machines.guard import guards
+
 from . import health
 from .credentials import Credentials, SecretFiles
 from .environment import address, airflow_environment, base_environment, gpucost_environment, mlflow_environment
@@ -112,6 +114,8 @@ def _rehearsal(
         "--speed": settings.speed,
         "--role-credentials": SecretFiles(settings.home / "secrets").node,
         "--image-path": settings.python.parent,
+        # on a busy machine `up` takes longer than the usual 30 s to have a killed cloud back
+        "--keep-machines-real-s": 90,
     }
     flat = [str(part) for pair in arguments.items() for part in pair]
     return ServiceSpec(
@@ -121,6 +125,8 @@ def _rehearsal(
         check=health.http_ok(f"{url}/rehearsal/health"),
         address=url,
         code=source_digest(settings.repository / "plugins"),
+        # When it is killed, its machines go on for a while: `up` within it goes on with them.
+        survivors=lambda: guards(settings.home / "rehearsal"),
         # On SIGTERM it would leave its machines running for another start; this ends all of them.
         stop_signal=signal.SIGINT,
         stop_grace=10.0,

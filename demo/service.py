@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class ServiceSpec:
     """Runs right before the start."""
     leftovers: tuple[str, ...] = ()
     """Files that it leaves behind when it is killed, removed after its end."""
+    survivors: Callable[[], Collection[int]] = tuple
+    """Pids of what outlives its crash on purpose and waits for its next start: `up` leaves it alone, `down` ends it."""
     done: Callable[[], None] | None = None
     """Runs when it is ready for the first time."""
     code: str = ""

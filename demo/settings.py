@@ -18,6 +18,10 @@ DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"airflow": 8080, "mlflow": 
 PORT_VARIABLES: Mapping[str, str] = MappingProxyType({name: f"GPUCOST_{name.upper()}_PORT" for name in DEFAULT_PORTS})
 
 
+FASTEST = 100_000.0
+"""Rehearsal seconds per real second; the rehearsal cloud takes no more."""
+
+
 class StackError(Exception):
     """A stack cannot do what was asked; the message says what was expected and what to do."""
 
@@ -35,9 +39,10 @@ class StackSettings:
     """Take free ports from the start instead of the defaults (tests)."""
     python: Path = field(default_factory=lambda: Path(sys.executable))
     market: Path | None = None
-    """Market file of the rehearsal cloud; by default the three zones of `include/market`."""
+    """Market file of the rehearsal cloud; by default the three zones of `include/market`. Not a folder of traces: the
+    sites file is made from its list prices."""
     speed: float = 120.0
-    """Rehearsal seconds per real second."""
+    """Rehearsal seconds per real second, up to `FASTEST`."""
     rehearsal_arguments: tuple[str, ...] = ()
     """More arguments for the rehearsal cloud, e.g. `("--script", "…")`."""
     parallelism: int = 4
@@ -54,6 +59,12 @@ class StackSettings:
     def __post_init__(self) -> None:
         for name in ("home", "repository"):
             object.__setattr__(self, name, Path(getattr(self, name)).absolute())
+        if self.market is not None:
+            object.__setattr__(self, "market", self.market.absolute())
+            if not self.market.is_file():
+                raise StackError(f"market: got {self.market}, expected a market file, see include/market/")
+        if not 0 < self.speed <= FASTEST:
+            raise StackError(f"speed: got {self.speed:g}, expected more than 0 and at most {FASTEST:g}")
         unknown = set(self.fixed_ports) - set(DEFAULT_PORTS)
         if unknown:
             raise StackError(f"fixed_ports: {sorted(unknown)} is none of {sorted(DEFAULT_PORTS)}")

@@ -227,7 +227,8 @@ class Stack:
         fit, unsure = self._judge(services)
         unfit = [service for service in services if service not in fit and service not in unsure]
         kept = [service for service in self._services.values() if service not in unfit]
-        processes.end(self._table, lambda: self._strays(kept), grace=5.0, asking=self._stop_signals())
+        waiting = {pid for service in unfit for pid in service.spec.survivors()}
+        processes.end(self._table, lambda: self._strays(kept, waiting), grace=5.0, asking=self._stop_signals())
         for name in set(self._record.services) - {service.name for service in kept}:
             self._remember(name, None)
         self._sweep()
@@ -262,9 +263,9 @@ class Stack:
             return False
         return service.record.fingerprint == service.spec.fingerprint
 
-    def _strays(self, kept: Iterable[Service]) -> list[ProcessInfo]:
-        """What is this stack's, but neither of these services nor of a demo that runs beside us."""
-        theirs = {info.pid for service in kept for info in service.family()}
+    def _strays(self, kept: Iterable[Service], waiting: Iterable[int] = ()) -> list[ProcessInfo]:
+        """What is this stack's, but neither of these services, nor `waiting`, nor of a demo that runs beside us."""
+        theirs = {info.pid for service in kept for info in service.family()} | set(waiting)
         demo = locks.holder(self.settings.home / "demo.lock", self._table)
         if demo is not None:
             theirs |= processes.descendants(self._table, demo)

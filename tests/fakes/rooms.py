@@ -24,10 +24,11 @@ AGENT = Agent("0" * 64, b"the agent's zip")
 TASK = JobId(dag_id="spot_training", run_id="manual__2026-11-30", task_id="train")
 
 
-def standing_clock(start: datetime = START) -> tuple[SpecClock, ManualClock]:
-    """A clock of real speed, and the hand that moves it."""
+def standing_clock(start: datetime = START, speed: float = 1.0) -> tuple[SpecClock, ManualClock]:
+    """A clock that shows `start`, and the hand that moves real time."""
     hand = ManualClock(start)
-    return SpecClock(ClockSpec.real(), real_now=hand.now, real_sleep=hand.sleep), hand
+    spec = ClockSpec(origin_real=start, origin=start, speed=speed)
+    return SpecClock(spec, real_now=hand.now, real_sleep=hand.sleep), hand
 
 
 def open_database(path: Path) -> Database:
@@ -62,10 +63,11 @@ class World:
     Args:
         database: migrated.
         tracker: MLflow, or None.
+        speed: of the clock.
     """
 
-    def __init__(self, database: Database, tracker: Any = None) -> None:
-        self.clock, self.hand = standing_clock()
+    def __init__(self, database: Database, tracker: Any = None, *, speed: float = 1.0) -> None:
+        self.clock, self.hand = standing_clock(speed=speed)
         self.provider = FakeProvider(self.clock)
         self.objects = Objects.in_memory()
         self.services = Services(

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,20 +65,43 @@ class Cloud:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(  # noqa: S310
-            f"{self.url}/rehearsal/{path}", data=json.dumps(body).encode(), method="POST"
+            f"{self.url}/rehearsal/{path}",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+            method="POST",
         )
         with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
             return json.load(response)
 
-    def client(self, service: str, region: str = "us-east-1") -> Any:
-        """A boto3 client; every answer of EC2 is checked against EC2's own model."""
+    def client(
+        self,
+        service: str,
+        region: str = "us-east-1",
+        *,
+        key: str = "AKIAREHEARSAL",
+        token: str | None = None,
+        parameter_validation: bool = True,
+        **config: Any,
+    ) -> Any:
+        """A boto3 client; every answer of EC2 is checked against EC2's own model.
+
+        Args:
+            service, region: whose.
+            key, token: of an access key that was lent; the secret does not matter.
+            parameter_validation: whether botocore refuses what AWS would refuse.
+            config: of botocore; left out, it asks twice at most.
+        """
         made = boto3.client(
             service,
             endpoint_url=self.url,
             region_name=region,
-            aws_access_key_id="AKIAREHEARSAL",
+            aws_access_key_id=key,
             aws_secret_access_key="rehearsal",
-            config=Config(retries={"max_attempts": 1}, max_pool_connections=50),
+            aws_session_token=token,
+            config=Config(
+                **{"retries": {"max_attempts": 1}, "max_pool_connections": 50, **config},
+                parameter_validation=parameter_validation,
+            ),
         )
         if service == "ec2":
             check_shapes(made)
@@ -197,10 +219,16 @@ def launch(state_dir: Path, *arguments: str, market: Path = MARKET, port: int = 
         assert process.poll() is None, (state_dir / "server.log").read_text()
         try:
             return bool(cloud.get("health")["status"] == "ok")
-        except urllib.error.URLError:
+        except OSError:
+            # not there yet, or cut off by a cloud that cannot start: the next look sees its end
             return False
 
-    wait_for("the rehearsal cloud answers", healthy, 40)
+    try:
+        wait_for("the rehearsal cloud answers", healthy, 40)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     return cloud
 
 

@@ -217,7 +217,7 @@ def test_the_invoice_equals_what_a_hand_computes_from_the_api(cloud: Cloud) -> N
     }
     for instance_id in bought.values():
         cloud.wait_state(instance_id, "running")
-    cloud.post("interrupt", {"instance_id": bought["interrupted"]})
+    cloud.post("interrupt", {"instance_id": bought["interrupted"], "event": "no-notice"})
     time.sleep(1.5)
     cloud.ec2.terminate_instances(InstanceIds=[bought["spot"], bought["on-demand"]])
     invoice = cloud.get("invoice")

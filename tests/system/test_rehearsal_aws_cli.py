@@ -122,7 +122,8 @@ def test_a_fleet_is_bought_found_tagged_and_ended(aws: Aws, template: str) -> No
     request = aws("ec2", "describe-spot-instance-requests", "--spot-instance-request-ids",
                   shown["SpotInstanceRequestId"], "--query", "SpotInstanceRequests[0].Status.Code")  # fmt: skip
     assert request == "fulfilled"
-    assert {one["InstanceStatus"]["Status"] for one in aws("ec2", "describe-instance-status")["InstanceStatuses"]}
+    checked = aws("ec2", "describe-instance-status", "--instance-ids", *ids)["InstanceStatuses"]
+    assert {one["InstanceId"]: one["InstanceStatus"]["Status"] for one in checked} == dict.fromkeys(ids, "ok")
     aws("ec2", "terminate-instances", "--instance-ids", *ids)
     aws("ec2", "wait", "instance-terminated", "--instance-ids", *ids)
     why = aws("ec2", "describe-instances", "--instance-ids", ids[0], "--query",

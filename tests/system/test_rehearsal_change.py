@@ -58,6 +58,11 @@ def test_one_time_spot_instances_cannot_be_stopped_and_nothing_reboots(cloud: Cl
     one = cloud.one(cloud.template(SLEEPER))
     message = expect_error("UnsupportedOperation", lambda: cloud.ec2.stop_instances(InstanceIds=[one]))
     assert "one-time Spot Instance request" in message
+    message = expect_error("UnsupportedOperation", lambda: cloud.ec2.start_instances(InstanceIds=[one]))
+    assert message == (
+        f"You can't start the Spot Instance '{one}' because it is associated with a one-time Spot Instance "
+        "request. You can only start Spot Instances associated with persistent Spot Instance requests."
+    )
     expect_error("UnsupportedOperation", lambda: cloud.ec2.reboot_instances(InstanceIds=[one]))
     assert "CreateFleet" in expect_error("UnsupportedOperation", lambda: cloud.ec2.request_spot_instances())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.rehearsal import SLEEPER, TYPE, ZONES, Cloud, expect_error
+from tests.system.rehearsal import SLEEPER, TYPE, ZONES, Cloud, expect_error, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -24,18 +24,16 @@ def found(cloud: Cloud, *filters: tuple[str, str], **more: Any) -> set[str]:
 
 def test_describe_finds_by_tag_state_lifecycle_and_token_and_in_pages(cloud: Cloud) -> None:
     template = cloud.template(SLEEPER)
-    spot = [cloud.one(template, tags={"gpucost:job": f"find-{n}"}, ClientToken=f"find-{n}") for n in range(3)]
+    spot = [cloud.one(template, tags={"gpucost:job": f"find-{n}"}, ClientToken=f"find-{n}") for n in range(7)]
     owned = cloud.one(template, spot=False, tags={"gpucost:job": "other"})
 
     living = ("instance-state-name", "*ing")
     cloud.wait_state(owned, "running")
     assert found(cloud, ("tag:gpucost:job", "find-*"), living) == set(spot)
-    assert found(cloud, ("tag:gpucost:job", "find-?"), living, PaginationConfig={"PageSize": 1}) == set(spot)
+    assert found(cloud, ("tag:gpucost:job", "find-?"), living, PaginationConfig={"PageSize": 5}) == set(spot)
     assert found(cloud, ("tag:gpucost:job", "find-1"), living) == {spot[1]}
     assert found(cloud, ("client-token", "find-2"), ("instance-type", TYPE)) == {spot[2]}
-    assert found(
-        cloud, ("instance-lifecycle", "spot"), ("tag-key", "gpucost:job"), ("instance-state-name", "running")
-    ) <= set(spot)
+    assert found(cloud, ("instance-lifecycle", "spot"), ("tag-key", "gpucost:job"), living) == set(spot)
     assert owned not in found(cloud, ("instance-lifecycle", "spot"))
     assert "InstanceLifecycle" not in cloud.show(owned)
     cloud.ec2.create_tags(Resources=[spot[0]], Tags=[{"Key": "added", "Value": "later"}])
@@ -102,6 +100,61 @@ def test_unknown_and_malformed_ids(cloud: Cloud) -> None:
     one = cloud.one(cloud.template(SLEEPER))
     expect_error("InvalidParameterCombination", lambda: cloud.ec2.describe_instances(InstanceIds=[one], MaxResults=5))
     expect_error("InvalidNextToken", lambda: cloud.ec2.describe_instances(NextToken="made up"))
+
+
+def test_a_page_is_neither_too_small_nor_too_large(cloud: Cloud) -> None:
+    ec2 = cloud.client("ec2", parameter_validation=False)
+    few = "Value ( 4 ) for parameter maxResults is invalid. Expecting a value greater than 5."
+    for describe in (
+        ec2.describe_instances,
+        ec2.describe_instance_status,
+        ec2.describe_spot_instance_requests,
+        ec2.describe_tags,
+        ec2.describe_volumes,
+        ec2.describe_instance_types,
+        ec2.describe_instance_type_offerings,
+    ):
+        assert expect_error("InvalidParameterValue", lambda: describe(MaxResults=4)) == few  # noqa: B023
+        expect_error("InvalidParameterValue", lambda: describe(MaxResults=1001))  # noqa: B023
+        describe(MaxResults=5)
+    expect_error("InvalidParameterValue", lambda: ec2.describe_launch_templates(MaxResults=201))
+    ec2.describe_launch_templates(MaxResults=1)
+    ec2.describe_fleets(MaxResults=1)
+    wanted = {"InstanceTypes": [TYPE], "TargetCapacity": 1}
+    expect_error("InvalidParameterValue", lambda: ec2.get_spot_placement_scores(**wanted, MaxResults=9))
+
+
+def test_what_a_machine_prints_is_shown(cloud: Cloud) -> None:
+    one = cloud.one(cloud.template("#!/bin/sh\nyes 0123456789 | head -c 100000\necho the end\nsleep 600\n"))
+
+    def printed() -> str:
+        return str(cloud.ec2.get_console_output(InstanceId=one)["Output"])
+
+    wait_for("all is printed", lambda: printed().endswith("the end\n"))
+    assert len(printed()) == 64 * 1024, "the last 64 KiB, and no more"
+    expect_error("InvalidInstanceID.NotFound", lambda: cloud.ec2.get_console_output(InstanceId="i-0000000000000000f"))
+
+
+def test_what_is_not_rehearsed_of_machines_says_so(cloud: Cloud) -> None:
+    one = cloud.one(cloud.template(SLEEPER))
+    volume = cloud.show(one)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
+    for action, call in {
+        "ModifyInstanceMetadataOptions": lambda: cloud.ec2.modify_instance_metadata_options(
+            InstanceId=one, HttpTokens="optional"
+        ),
+        "AssociateAddress": lambda: cloud.ec2.associate_address(InstanceId=one, PublicIp="198.51.100.1"),
+        "AttachVolume": lambda: cloud.ec2.attach_volume(InstanceId=one, VolumeId=volume, Device="/dev/sdz"),
+        "CreateImage": lambda: cloud.ec2.create_image(InstanceId=one, Name="image"),
+        "CreateSnapshot": lambda: cloud.ec2.create_snapshot(VolumeId=volume),
+        "CreateVolume": lambda: cloud.ec2.create_volume(AvailabilityZone=ZONES[0], Size=8),
+        "DescribeInstanceCreditSpecifications": lambda: cloud.ec2.describe_instance_credit_specifications(),
+        "DescribeVolumeStatus": lambda: cloud.ec2.describe_volume_status(),
+        "ModifyInstanceCreditSpecification": lambda: cloud.ec2.modify_instance_credit_specification(
+            InstanceCreditSpecifications=[{"InstanceId": one, "CpuCredits": "standard"}]
+        ),
+        "GetPasswordData": lambda: cloud.ec2.get_password_data(InstanceId=one),
+    }.items():
+        assert expect_error("UnsupportedOperation", call).startswith(f"{action} is not rehearsed. ")
 
 
 def test_status_shows_the_running_or_all(cloud: Cloud) -> None:

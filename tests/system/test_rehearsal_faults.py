@@ -15,10 +15,8 @@ from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from botocore import UNSIGNED
-from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
 
 from tests.system.rehearsal import SLEEPER, TYPE, ZONES, Cloud, launch, wait_for
@@ -62,15 +60,7 @@ def client(
     cloud: Cloud, service: str = "ec2", key: str = KEY, token: str | None = None, attempts: int = 1, **config: Any
 ) -> Any:
     """A client that asks once: botocore's own retries would hide the faults."""
-    return boto3.client(
-        service,
-        endpoint_url=cloud.url,
-        region_name="us-east-1",
-        aws_access_key_id=key,
-        aws_secret_access_key="rehearsal",
-        aws_session_token=token,
-        config=Config(retries={"total_max_attempts": attempts}, **config),
-    )
+    return cloud.client(service, key=key, token=token, retries={"total_max_attempts": attempts}, **config)
 
 
 def fault(cloud: Cloud, kind: str, **fields: Any) -> str:
@@ -298,7 +288,8 @@ def action_time(cloud: Cloud, instance_id: str) -> datetime:
 def test_metadata_of_one_instance_can_tell_wrong_times(cloud: Cloud, template: str) -> None:
     noticed = cloud.one(template)
     cloud.wait_state(noticed, "running")
-    cloud.post("interrupt", {"instance_id": noticed, "event": "notice"})
+    # a notice is what happens when nothing else is said
+    cloud.post("interrupt", {"instance_id": noticed})
     right = action_time(cloud, noticed)
     fault(cloud, "skew", service="imds", action=f"{noticed}/*", skew_s=-90)
     assert right - action_time(cloud, noticed) == timedelta(seconds=90)
@@ -314,8 +305,11 @@ def test_interruption_warnings_are_lost_or_come_twice(cloud: Cloud, template: st
     ids = [cloud.one(template) for _ in range(3)]
     for one in ids:
         cloud.wait_state(one, "running")
+    # events that meet no rule, as those of new states, bring no message: no fault is spent on them
     fault(cloud, "lost", times=1)
     fault(cloud, "doubled", times=1)
+    living = cloud.one(template)
+    cloud.wait_state(living, "running")
     for one in ids:
         cloud.post("interrupt", {"instance_id": one, "event": "notice"})
     lost, doubled, plain = ids
@@ -332,6 +326,53 @@ def test_interruption_warnings_are_lost_or_come_twice(cloud: Cloud, template: st
     # what is sent twice is one event: its id is what receivers tell copies by
     assert len({event["id"] for event in got}) == 2
     assert lost not in about
+
+
+def test_messages_that_are_sent_directly_are_lost_or_come_twice(cloud: Cloud) -> None:
+    sqs = client(cloud, "sqs")
+    queue = sqs.create_queue(QueueName="direct")["QueueUrl"]
+    fault(cloud, "lost", times=1)
+    fault(cloud, "doubled", times=1)
+    ids = {text: sqs.send_message(QueueUrl=queue, MessageBody=text)["MessageId"] for text in ("lost", "twice", "once")}
+    got = [
+        message
+        for _ in range(5)
+        for message in sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages", [])
+    ]
+    assert Counter(message["Body"] for message in got) == {"twice": 2, "once": 1}
+    assert {message["MessageId"] for message in got} == {ids["twice"], ids["once"]}
+    for message in got:
+        sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+    counted = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert counted["ApproximateNumberOfMessagesNotVisible"] == "0", "each copy has a receipt of its own"
+
+
+def test_faults_and_taken_permissions_outlive_the_cloud(tmp_path: Path) -> None:
+    faults = tmp_path / "faults.json"
+    faults.write_text(json.dumps(at_start()))
+    first = launch(tmp_path / "state", "--faults", str(faults))
+    assert code_of(lambda: client(first, key="AKIAFROMFILE").describe_regions()) == ("Unavailable", 503)
+    fault(first, "error", id="twice", code="InternalError", action="DescribeFleets", times=2)
+    first.post("credentials", {"disable": ["AKIAGONE"], "deny": [{"action": "ec2:CreateFleet"}]})
+    lent = client(first, "sts").get_session_token()["Credentials"]["AccessKeyId"]
+    assert code_of(lambda: client(first).describe_fleets()) == ("InternalError", 500)
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait(timeout=10)
+
+    second = launch(tmp_path / "state", "--faults", str(faults))
+    try:
+        assert [rule["id"] for rule in second.get("faults")["rules"]] == ["file", "twice"]
+        assert (fired(second, "file"), fired(second, "twice")) == (1, 1)
+        assert code_of(lambda: client(second).describe_fleets()) == ("InternalError", 500)
+        client(second).describe_fleets()
+        assert code_of(lambda: client(second, key="AKIAGONE").describe_regions()) == ("AuthFailure", 401)
+        assert code_of(lambda: buy(client(second), "lt-0", "denied"))[0] == "UnauthorizedOperation"
+        assert lent in second.get("credentials")["issued"]
+        for name in ("faults.json", "credentials.json"):
+            assert (second.state_dir / name).stat().st_mode & 0o777 == 0o600
+    finally:
+        second.process.send_signal(signal.SIGINT)
+        second.process.wait(timeout=30)
 
 
 def test_a_skewed_clock_shows_in_dates_and_refuses_signatures(cloud: Cloud) -> None:

@@ -7,11 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from tests.system.rehearsal import SPEED, Cloud, launch, marked, wait_for
@@ -142,6 +143,23 @@ def test_machines_go_on_over_a_restart_of_the_cloud(site: Site, how: signal.Sign
     assert not marked(instance_id)
 
 
+def test_a_machine_that_removed_its_disk_is_the_same_one_after_a_restart(site: Site, tmp_path: Path) -> None:
+    boots = tmp_path / "boots"
+    cloud = site.start()
+    user_data = f'#!/bin/sh\necho boot >> {boots}\ncd /\nrm -rf "$HOME"\nsleep 600\n'
+    instance_id = cloud.one(cloud.template(user_data), spot=False)
+    wait_for("its disk is gone", lambda: boots.exists() and not cloud.folder(instance_id).exists())
+    pids = set(marked(instance_id))
+    cloud = site.restart(signal.SIGKILL)
+    time.sleep(1.5)
+    assert line_of(cloud, instance_id)["state"] == "running"
+    assert set(marked(instance_id)) == pids
+    assert boots.read_text() == "boot\n", "its user data ran once"
+    cloud.ec2.terminate_instances(InstanceIds=[instance_id])
+    wait_line(cloud, instance_id, "terminated")
+    assert not marked(instance_id)
+
+
 def test_a_machine_that_waited_for_its_boot_boots_without_its_cloud(site: Site) -> None:
     cloud = site.start("--boot-s", str(SPEED * 6))
     instance_id = cloud.one(cloud.template("#!/bin/sh\necho up >> started\nsleep 600\n"))
@@ -250,3 +268,59 @@ def test_what_takes_more_memory_than_the_machine_has_is_killed(site: Site) -> No
     assert "(python" in console
     assert "Out of memory" in log_of(cloud)
     assert line_of(cloud, instance_id)["state"] == "running"
+
+
+def test_nobody_is_billed_before_the_first_process_lives(site: Site) -> None:
+    cloud = site.start("--speed", "3600")
+    answer = cloud.buy(cloud.template("#!/bin/sh\nsleep 600\n"), count=16)
+    ids = [each for group in answer["Instances"] for each in group["InstanceIds"]]
+    assert len(ids) > 4
+    wait_for("all are on", lambda: all((cloud.folder(each) / ".machine/init.pid").exists() for each in ids))
+    spec = cloud.get("clock")
+    origin_real, origin = datetime.fromisoformat(spec["origin_real"]), datetime.fromisoformat(spec["origin"])
+    for each in ids:
+        init = psutil.Process(int((cloud.folder(each) / ".machine/init.pid").read_text()))
+        launched = cloud.show(each)["LaunchTime"]
+        real = origin_real + (launched - origin) / spec["speed"]
+        # the kernel tells births to its tick of 10 ms, and whole rehearsal seconds are rounded down
+        early = datetime.fromtimestamp(init.create_time(), UTC) - real
+        assert early < timedelta(seconds=0.02), "its launch is the birth of its first process, not its sale"
+
+
+def test_a_guest_cannot_keep_others_from_being_looked_after(site: Site) -> None:
+    cloud = site.start()
+    requests = site.folder / "requests"
+    nasty = cloud.one(cloud.template(f"#!/bin/sh\nmkdir {requests}/${{PWD##*/}}\necho done > done\nsleep 600\n"))
+    cloud.wait_file(nasty, "done")
+    assert (requests / nasty).is_dir()
+    other = cloud.one(cloud.template("#!/bin/sh\nshutdown -h now\n"))
+    wait_line(cloud, other, "terminated")
+    cloud.ec2.terminate_instances(InstanceIds=[nasty])
+    wait_line(cloud, nasty, "terminated")
+    assert cloud.get("health") == {"status": "ok"}
+
+
+@pytest.mark.parametrize("command", ["poweroff", "halt -p", "shutdown -P now"])
+def test_a_spot_instance_that_powers_itself_off_is_terminated_whatever_its_template_says(
+    site: Site, command: str
+) -> None:
+    cloud = site.start()
+    template = cloud.template(f"#!/bin/sh\n{command}\n", InstanceInitiatedShutdownBehavior="stop")
+    instance_id = cloud.one(template)
+    assert wait_line(cloud, instance_id, "terminated")["reason"] == "Client.InstanceInitiatedShutdown"
+
+
+def test_a_halted_machine_stands_still_and_goes_on_costing(site: Site) -> None:
+    cloud = site.start()
+    instance_id = cloud.one(cloud.template("#!/bin/sh\n(while :; do date >> ticks; sleep 0.1; done) &\nhalt\n"))
+    console = wait_for("it says so", lambda: "System halted" in cloud.wait_file(instance_id, "console.log"))
+    assert console
+    time.sleep(0.5)
+    ticks, seconds = (cloud.folder(instance_id) / "ticks").read_text(), billed_s(cloud, instance_id)
+    time.sleep(1)
+    assert (cloud.folder(instance_id) / "ticks").read_text() == ticks
+    assert line_of(cloud, instance_id)["state"] == "running"
+    assert billed_s(cloud, instance_id) > seconds
+    cloud.ec2.terminate_instances(InstanceIds=[instance_id])
+    wait_line(cloud, instance_id, "terminated")
+    assert not marked(instance_id)

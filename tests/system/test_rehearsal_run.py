@@ -89,12 +89,79 @@ def test_volumes_are_those_of_the_mappings(cloud: Cloud) -> None:
     assert kept == {"/dev/sda1": True, "/dev/sdf": False}
 
 
+def test_a_volume_that_outlives_its_instance_is_shown_and_paid_for_until_it_is_deleted(cloud: Cloud) -> None:
+    (one,) = ids(
+        run(
+            cloud,
+            Placement={"AvailabilityZone": ZONES[1]},
+            BlockDeviceMappings=[
+                {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 40}},
+                {"DeviceName": "/dev/sdf", "Ebs": {"VolumeSize": 100, "DeleteOnTermination": False}},
+            ],
+            TagSpecifications=tag_specifications(instance={"Name": "machine"}, volume={"Name": "scratch"}),
+        )
+    )
+
+    def volumes(*filters: tuple[str, str], **more: Any) -> dict[str, Any]:
+        wanted = [{"Name": name, "Values": [value]} for name, value in filters]
+        found = cloud.ec2.describe_volumes(Filters=wanted, **more)["Volumes"]
+        return {volume["VolumeId"]: volume for volume in found}
+
+    def deleted(volume: str) -> str | None:
+        lines = cloud.get("invoice")["lines"]
+        return next(disk["deleted"] for line in lines for disk in line["disks"] if disk["volume_id"] == volume)
+
+    mine = volumes(("attachment.instance-id", one))
+    assert set(mine) == {device["Ebs"]["VolumeId"] for device in cloud.show(one)["BlockDeviceMappings"]}
+    root, data = sorted(mine.values(), key=lambda volume: volume["Size"])
+    assert [(v["Size"], v["State"], v["VolumeType"], v["AvailabilityZone"]) for v in (root, data)] == [
+        (40, "in-use", "gp3", ZONES[1]), (100, "in-use", "gp3", ZONES[1])
+    ]  # fmt: skip
+    assert [(a["Device"], a["DeleteOnTermination"]) for v in (root, data) for a in v["Attachments"]] == [
+        ("/dev/sda1", True), ("/dev/sdf", False)
+    ]  # fmt: skip
+    kept = data["VolumeId"]
+    assert root["Tags"] == data["Tags"] == [{"Key": "Name", "Value": "scratch"}]
+    cloud.ec2.create_tags(Resources=[kept, one], Tags=[{"Key": "crew", "Value": "night"}])
+    cloud.ec2.delete_tags(Resources=[kept], Tags=[{"Key": "Name"}])
+    assert set(volumes(("tag:crew", "night"), ("status", "in-use"))) == {kept}
+    expect_error("VolumeInUse", lambda: cloud.ec2.delete_volume(VolumeId=kept))
+
+    cloud.ec2.terminate_instances(InstanceIds=[one])
+    cloud.wait_state(one, "terminated")
+    assert volumes(VolumeIds=[kept])[kept]["State"] == "available"
+    assert volumes(VolumeIds=[kept])[kept]["Attachments"] == []
+    assert root["VolumeId"] not in volumes(("availability-zone", ZONES[1]))
+    assert deleted(root["VolumeId"])
+    assert deleted(kept) is None, "it is paid for on and on"
+    rows = cloud.ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [kept]}])["Tags"]
+    assert [(row["ResourceType"], row["Key"], row["Value"]) for row in rows] == [("volume", "crew", "night")]
+    cloud.ec2.delete_volume(VolumeId=kept)
+    assert deleted(kept), "its bill has an end"
+    for gone in (kept, root["VolumeId"], "vol-00000000000000000"):
+        expect_error("InvalidVolume.NotFound", lambda: cloud.ec2.describe_volumes(VolumeIds=[gone]))  # noqa: B023
+        expect_error("InvalidVolume.NotFound", lambda: cloud.ec2.delete_volume(VolumeId=gone))  # noqa: B023
+    expect_error("InvalidParameterValue", lambda: cloud.ec2.delete_volume(VolumeId="disk"))
+
+
+def test_a_fault_is_not_spent_on_a_launch_that_could_not_be(cloud: Cloud) -> None:
+    zone = {"Placement": {"AvailabilityZone": ZONES[0]}}
+    rule = {"id": "once", "kind": "refuse", "code": "Unsupported", "times": 1}
+    cloud.post("faults", {"rules": [rule]})
+    try:
+        expect_error("InsufficientInstanceCapacity", lambda: run(cloud, 3, **zone))
+        expect_error("Unsupported", lambda: run(cloud, 1, **zone))
+        assert len(ids(run(cloud, 1, **zone))) == 1
+    finally:
+        cloud.post("faults/clear", {"id": "once"})
+
+
 def test_as_many_as_there_are_but_not_fewer_than_the_minimum(cloud: Cloud) -> None:
     zone = {"Placement": {"AvailabilityZone": ZONES[0]}}
     message = expect_error("InsufficientInstanceCapacity", lambda: run(cloud, 3, **zone))
     assert ZONES[0] in message
     assert ZONES[1] in message, "it says where there is some"
-    assert cloud.get("status")["instances"] == [] or not living(cloud), "nothing is launched"
+    assert not living(cloud), "nothing is launched"
     assert len(ids(run(cloud, 5, least=1, **zone))) == 2
     message = expect_error("InsufficientInstanceCapacity", lambda: run(cloud, 3, InstanceType=P3))
     assert "not specifying" not in message, "no zone was named"

@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from tests.system.rehearsal import ROOT, Cloud, launch
 
@@ -60,17 +57,6 @@ def told(folder: Path) -> list[Told]:
         )
         for file in files
     ]
-
-
-def client(cloud: Cloud, region: str) -> Any:
-    return boto3.client(
-        "ec2",
-        endpoint_url=cloud.url,
-        region_name=region,
-        aws_access_key_id="AKIAREHEARSAL",
-        aws_secret_access_key="rehearsal",
-        config=Config(retries={"max_attempts": 1}),
-    )
 
 
 def start(folder: Path, home: Path, offset: timedelta) -> Cloud:
@@ -118,9 +104,9 @@ def replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Clo
 
 def test_what_can_be_bought_is_what_the_files_say(replay: tuple[Cloud, list[Told], timedelta]) -> None:
     cloud, files, offset = replay
-    clients = {region: client(cloud, region) for region in {one.region for one in files}}
+    clients = {region: cloud.client("ec2", region) for region in {one.region for one in files}}
     templates = {
-        region: ec2.create_launch_template(LaunchTemplateName="x", LaunchTemplateData={"ImageId": "ami-0rehearsal"})
+        region: ec2.create_launch_template(LaunchTemplateName="told", LaunchTemplateData={"ImageId": "ami-0rehearsal"})
         for region, ec2 in clients.items()
     }
     seen = {0: 0, 1: 0}
@@ -154,7 +140,9 @@ def test_what_can_be_bought_is_what_the_files_say(replay: tuple[Cloud, list[Told
             if sold:
                 # its place is given back, unless a notice does that already
                 with contextlib.suppress(urllib.error.HTTPError):
-                    cloud.post("interrupt", {"instance_id": answer["Instances"][0]["InstanceIds"][0]})
+                    cloud.post(
+                        "interrupt", {"instance_id": answer["Instances"][0]["InstanceIds"][0], "event": "no-notice"}
+                    )
             else:
                 assert answer["Errors"][0]["ErrorCode"] == "InsufficientInstanceCapacity"
     assert min(seen.values()) >= 10, f"both kinds of answers were seen: {seen}"
@@ -167,7 +155,7 @@ def test_prices_are_those_of_the_files(replay: tuple[Cloud, list[Told], timedelt
     first = now - timedelta(hours=24)
     for one in files:
         pages = (
-            client(cloud, one.region)
+            cloud.client("ec2", one.region)
             .get_paginator("describe_spot_price_history")
             .paginate(InstanceTypes=[one.instance_type], AvailabilityZone=one.zone, StartTime=first, EndTime=now)
         )
@@ -199,7 +187,7 @@ def test_a_price_history_of_2015_is_told_point_by_point(tmp_path: Path) -> None:
         for name, rows in files.items():
             instance_type, zone = name.split("_")
             pages = (
-                client(cloud, "us-east-1")
+                cloud.client("ec2", "us-east-1")
                 .get_paginator("describe_spot_price_history")
                 .paginate(
                     InstanceTypes=[instance_type],

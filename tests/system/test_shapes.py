@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gpucost.rehearsal.api import wire
+from gpucost.rehearsal.protocol import wire
 from tests.system.shapes import Shapes, WrongAnswer, check_shapes
 
 INSTANCE = {

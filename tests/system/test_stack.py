@@ -226,6 +226,50 @@ def test_a_dead_api_server_ends_nobody_else(home):
     assert len(living(home)) == 3
 
 
+def test_what_waits_for_the_next_start_of_a_killed_service_is_left_alone_by_up_and_ended_by_down(home):
+    # As the rehearsal cloud's guard, which keeps the machines of a cloud that was killed.
+    program = """
+import os, pathlib, sys, time
+if pid := os.fork():
+    note = pathlib.Path(sys.argv[1])
+    note.with_suffix(".part").write_text(str(pid))
+    note.with_suffix(".part").replace(note)
+else:
+    os.setsid()
+time.sleep(600)
+"""
+    note = home / "note"
+
+    def waiting() -> set[int]:
+        return {int(note.read_text())} if note.exists() else set()
+
+    def ready(started_at: float) -> str | None:
+        return None if note.exists() and note.stat().st_mtime > started_at else "no note yet"
+
+    def stack() -> Stack:
+        spec = ServiceSpec(
+            name="cloud",
+            command=(sys.executable, "-c", program, str(note)),
+            environment={},
+            check=ready,
+            survivors=waiting,
+            stop_grace=0.5,
+        )
+        return Stack(StackSettings(home=home, services=()), specs=lambda *_: [spec])
+
+    first = stack()
+    first.up()
+    [before] = waiting()
+    os.kill(first.service("cloud").pid, signal.SIGKILL)
+
+    again = stack()
+    again.up()
+    assert {before, *waiting(), again.service("cloud").pid} == {info.pid for info in living(home)}
+
+    again.down()
+    assert living(home) == []
+
+
 def demo_in_mid_training(home: Path, stack_id: str) -> subprocess.Popen[str]:
     """A process that holds the demo's lock and has the training beside it running, like `make demo`."""
     program = """

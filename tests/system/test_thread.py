@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -66,6 +68,28 @@ def test_a_triggerer_killed_in_mid_run_costs_nothing(running: Running) -> None:
     leases = running.services.leases.of_job(job.key)
     assert [lease.id for lease in leases] == [first.id], "the machine went on; no second one was bought"
     assert leases[0].state is LeaseState.TERMINATED
+    assert charged_as_invoiced(running, job)
+
+
+def test_a_cloud_killed_in_mid_run_and_started_again_goes_on_with_its_machine(running: Running) -> None:
+    job = trigger(running, DemoJob(epochs=8, step_delay_ms=150))
+    lease = training(running, job)
+    before = machine(running, lease)
+    killed = running.stack.service("rehearsal").pid
+    assert killed is not None
+
+    # Only the cloud's own process: as a crash of a cloud's API, not of its machines.
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: not running.stack.service("rehearsal").is_alive(), 10, "the cloud is gone")
+    others = {name: running.stack.service(name).pid for name in ("scheduler", "triggerer", "mlflow", "s3")}
+    running.stack.up()
+
+    assert running.stack.service("rehearsal").pid != killed
+    assert {name: running.stack.service(name).pid for name in others} == others, "nothing else was started again"
+    assert machine(running, lease) == before, "the machine did not notice"
+    assert running.airflow.wait_for_run(DAG_ID, job.run_id, timeout=180).state == "success"
+    assert [one.id for one in running.services.leases.of_job(job.key)] == [lease.id]
+    assert len(running.services.leases.attempts(job.key)) == 1
     assert charged_as_invoiced(running, job)
 
 
@@ -150,8 +174,20 @@ def reap(running: Running) -> None:
 
 def living(running: Running) -> list[str]:
     """Machines that the cloud still runs."""
+    return [one["instance_id"] for one in machines(running) if one["state"] != "terminated"]
+
+
+def machine(running: Running, lease: Lease) -> dict[str, Any]:
+    """What the cloud says of a lease's machine: its state, its process, its times."""
+    [found] = [one for one in machines(running) if one["instance_id"] == lease.instance_id]
+    return found
+
+
+def machines(running: Running) -> list[dict[str, Any]]:
+    """Every machine that the cloud ever ran."""
     status = httpx.get(f"{running.rehearsal}/rehearsal/status", trust_env=False).json()
-    return [one["instance_id"] for one in status["instances"] if one["state"] != "terminated"]
+    every: list[dict[str, Any]] = status["instances"]
+    return every
 
 
 def charged_as_invoiced(running: Running, job: JobId) -> bool:

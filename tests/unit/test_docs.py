@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
+from unittest.mock import Mock
 
 import pytest
+from pydantic import BaseModel
+from typer.main import get_command
 
 from gpucost.db.tables import Base
 from gpucost.job import TrainingJob
 from gpucost.placement.policies.registry import make_policy
+from gpucost.rehearsal.api.actions import ACTIONS, REFUSED
+from gpucost.rehearsal.control import Control
+from gpucost.rehearsal.faults.control import FaultsControl
+from gpucost.rehearsal.faults.credentials import Credentials, CredentialsChange
+from gpucost.rehearsal.faults.injector import Injector
+from gpucost.rehearsal.faults.rules import NEEDS, FaultRule, FaultSet, Kind
+from gpucost.rehearsal.interruptions.fate import Habits
+from gpucost.rehearsal.interruptions.script import InterruptionKind, Rule, RuleSet
+from gpucost.rehearsal.market.file import MarketFile, PoolOffer
+from gpucost.rehearsal.protocol import catalogue
+from gpucost.rehearsal.services.app import OWN_ACTIONS
+from gpucost.rehearsal.settings import Settings
+from gpucost.rehearsal.terminal import app as terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -68,3 +85,129 @@ def test_files_and_commands_that_pages_name_exist(page: Path) -> None:
 
 def test_the_policy_that_the_reference_calls_the_first_one_is_there() -> None:
     assert make_policy("greedy").name == "greedy"
+
+
+REHEARSAL = "docs/reference/rehearsal.md"
+
+
+def section(title: str, page: str = REHEARSAL) -> str:
+    """What stands below a heading, up to the next one."""
+    parts = (ROOT / page).read_text().split(f"## {title}\n", 1)
+    assert len(parts) == 2, f"{page} has no section {title!r}"
+    return re.split(r"^## ", parts[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def first_cells(text: str) -> set[str]:
+    """Everything between backticks in the first column of tables."""
+    rows = re.findall(r"^\| (.+?) \|", text, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def options(command: str | None = None) -> set[str]:
+    group = get_command(terminal)
+    found = group.commands[command] if command else group  # type: ignore[attr-defined]
+    return {name for parameter in found.params for name in parameter.opts if name.startswith("--")} - {"--help"}
+
+
+def test_the_rehearsals_options_are_the_terminals_and_the_other_settings_are_named() -> None:
+    text = section("Options")
+    assert first_cells(text) == options()
+    as_options = {name.removeprefix("--").replace("-", "_") for name in options()}
+    from_python = set(re.findall(r"`(\w+)`\s\(", text.split("From Python only")[1].split("\n\n")[0]))
+    assert as_options | from_python == set(Settings.model_fields)
+    assert not as_options & from_python
+
+
+def test_defaults_of_the_rehearsals_options_are_the_settings_own() -> None:
+    table = dict(re.findall(r"^\| `--([\w-]+)` \| .+ \| ([\d.]+) \|$", section("Options"), re.MULTILINE))
+    for name, default in table.items():
+        field = Settings.model_fields[name.replace("-", "_")]
+        if field.default is not None:
+            assert float(default) == field.default, name
+    from_python = dict(re.findall(r"`(\w+)`\s\(([\d.]+)", section("Options").split("From Python only")[1]))
+    assert {name: float(value) for name, value in from_python.items()} == {
+        name: Settings.model_fields[name].default for name in from_python
+    }
+
+
+def test_the_rehearsals_commands_and_their_options() -> None:
+    text = section("Commands")
+    assert {name.split()[0] for name in first_cells(text)} == set(get_command(terminal).commands)  # type: ignore[attr-defined]
+    told = set(re.findall(r"`(--[\w-]+)`", text))
+    assert told == options("status") | options("interrupt") | options("invoice")
+    assert set(get_args(InterruptionKind)) <= set(re.findall(r"`([\w-]+)`", text))
+
+
+def test_the_rehearsals_endpoints() -> None:
+    control = Control(*[Mock()] * 6, FaultsControl(Injector(), Credentials("1")))
+    _, answer = control.answer("GET", "nowhere", b"")
+    assert isinstance(answer, dict)
+    known = set(answer["error"].split("expected one of ")[1].split(", "))
+    assert first_cells(section("Endpoints")) == known
+
+
+@pytest.mark.parametrize(
+    ("title", "model"),
+    [
+        ("Script rules", Rule),
+        ("Habits", Habits),
+        ("Credentials", CredentialsChange),
+    ],
+)
+def test_fields_of_the_rehearsals_files_and_bodies(title: str, model: type[BaseModel]) -> None:
+    assert first_cells(section(title)) == set(model.model_fields)
+
+
+def test_defaults_of_habits_are_those_of_the_code() -> None:
+    told = dict(re.findall(r"^\| `(\w+)` \| .+ \| ([\d.]+) \|$", section("Habits"), re.MULTILINE))
+    assert {name: float(value) for name, value in told.items()} == Habits().model_dump()
+
+
+def test_fault_kinds_with_what_they_need_and_fields_of_fault_rules() -> None:
+    kinds, fields = section("Fault rules").split("| field |")
+    needed = dict(re.findall(r"^\| `([\w-]+)` \| .+ \| (?:`(\w+)` )?\|$", kinds, re.MULTILINE))
+    assert needed == {kind: "".join(NEEDS.get(kind, ())) for kind in get_args(Kind)}
+    assert first_cells(f"| field |{fields}") == set(FaultRule.model_fields)
+
+
+def test_codes_of_faults_are_those_of_the_catalogue() -> None:
+    codes = section("Fault rules").split("Codes, with")[1]
+    assert re.findall(r"`([\w.]+)`", codes) == catalogue.codes()
+
+
+def test_actions_that_are_rehearsed_and_refused() -> None:
+    ours, of_moto = section("Actions of EC2 that are rehearsed").split("From moto's tables")
+    assert first_cells(ours) == set(ACTIONS)
+    assert set(re.findall(r"`(\w+)`", of_moto)) == set(OWN_ACTIONS)
+    refused = section("Actions of EC2 that are refused").split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", refused)) - {"UnsupportedOperation"} == set(REFUSED)
+
+
+def test_fields_of_a_market_file() -> None:
+    named = first_cells(section("A market file", "docs/reference/rehearsal-market.md"))
+    assert set(MarketFile.model_fields) <= named
+    of_pools = {name.removeprefix("pools.") for name in named if name.startswith("pools.")}
+    assert of_pools | {"zone", "instance_type"} == set(PoolOffer.model_fields)
+
+
+HOW_TO = (ROOT / "docs/how-to/rehearse.md").read_text()
+
+
+def test_commands_of_the_how_to_have_options_that_exist() -> None:
+    commands = re.findall(r"python -m gpucost rehearsal(.*)$", HOW_TO, re.MULTILINE)
+    assert len(commands) > 5
+    known = options() | options("status") | options("interrupt") | options("invoice")
+    for command in commands:
+        assert set(re.findall(r"--[\w-]+", command.partition("#")[0])) <= known, command
+    named = set(re.findall(r"`(--[\w-]+)[ `]", HOW_TO))
+    assert named - {"--event"} <= known
+
+
+def test_bodies_and_files_of_the_how_to_are_accepted() -> None:
+    models = {"script": RuleSet, "faults": FaultSet, "credentials": CredentialsChange}
+    bodies = re.findall(r"\$ post (\w+) '(.*?)'$", HOW_TO, re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in bodies} == set(models)
+    for name, body in bodies:
+        models[name].model_validate_json(body)
+    (habits,) = re.findall(r"```json\n(.*?)```", HOW_TO, re.DOTALL)
+    Habits.model_validate_json(habits)

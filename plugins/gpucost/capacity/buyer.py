@@ -23,7 +23,15 @@ from gpucost.reasons import Reason, Then, rule_for
 UNSEEN_GRACE = timedelta(minutes=10)
 """How long an order whose answer was lost may still turn up under its token before it counts as not bought."""
 
+LEAST_REAL_GRACE = timedelta(seconds=60)
+"""Never less than this in real time: a request may take 30 s, and a new machine be invisible for as long after it."""
+
 NOT_OUR_DOING = {"provider": Reason.INTERRUPTED, "self": Reason.SELF_ENDED}
+
+
+def unseen_grace(speed: float) -> timedelta:
+    """The grace on a clock that runs `speed` times as fast as real time: on a fast one, 10 minutes are a moment."""
+    return max(UNSEEN_GRACE, LEAST_REAL_GRACE * speed)
 
 
 class Buyer:
@@ -33,12 +41,14 @@ class Buyer:
         provider: sells machines.
         store: the leases' book.
         clock: tells the time.
+        grace: how long what was bought may be invisible, on that clock; see `unseen_grace`.
     """
 
-    def __init__(self, provider: Provider, store: LeaseStore, clock: Clock) -> None:
+    def __init__(self, provider: Provider, store: LeaseStore, clock: Clock, grace: timedelta = UNSEEN_GRACE) -> None:
         self._provider = provider
         self._store = store
         self._clock = clock
+        self._grace = grace
 
     def intend(
         self,
@@ -91,13 +101,14 @@ class Buyer:
         """
         if lease.state is not LeaseState.REQUESTED:
             return lease
+        asked = self._clock.now()
         machine = self._provider.find(lease.pool.region, lease.client_token)
         now = self._clock.now()
         if machine is not None:
             return self._store.activate(lease, machine.instance_id, machine.launched_at, now)
-        if now - lease.requested_at > UNSEEN_GRACE:
-            return self._store.fail(lease, Reason.CLOUD_ERROR, "no machine turned up under its token", now)
-        return lease
+        if self._may_turn_up(lease.requested_at, asked):
+            return lease
+        return self._store.fail(lease, Reason.CLOUD_ERROR, "no machine turned up under its token", now)
 
     def release(self, lease: Lease, reason: Reason) -> Lease:
         """Ask for the machine's end, and note it when the cloud confirms; call it again until it is over.
@@ -116,9 +127,10 @@ class Buyer:
         if lease.instance_id is None:
             return self._release_unseen(lease)
         self._provider.terminate(lease.pool.region, [lease.instance_id])
+        asked = self._clock.now()
         machine = self._look(lease)
         if machine is None:
-            return self._forgotten(lease, lease.instance_id, reason)
+            return self._forgotten(lease, lease.instance_id, reason, asked)
         return self.confirm(lease, machine, reason) if machine.over else lease
 
     def confirm(self, lease: Lease, machine: Machine, reason: Reason) -> Lease:
@@ -138,21 +150,26 @@ class Buyer:
             return None
         return self._provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
 
-    def _forgotten(self, lease: Lease, instance_id: str, reason: Reason) -> Lease:
+    def _may_turn_up(self, bought: datetime, asked: datetime) -> bool:
+        """Whether a look that began at `asked` may have been too early; how long its answer took says nothing."""
+        return asked - bought <= self._grace
+
+    def _forgotten(self, lease: Lease, instance_id: str, reason: Reason, asked: datetime) -> Lease:
         # The API answers and no longer knows it: EC2 forgets a machine about an hour after its end. When that was is
         # not known; it is charged until now, and at most until its expiry, when the node ends itself.
-        now = self._clock.now()
-        if now - (lease.launched_at or lease.requested_at) <= UNSEEN_GRACE:
+        if self._may_turn_up(lease.launched_at or lease.requested_at, asked):
             return lease
+        now = self._clock.now()
         return self._store.terminated(lease, instance_id, min(now, lease.expires_at), reason, now)
 
     def _release_unseen(self, lease: Lease) -> Lease:
         # Terminating, but no machine known: it may still turn up under its token, until the grace is over.
+        asked = self._clock.now()
         machine = self._provider.find(lease.pool.region, lease.client_token)
-        now = self._clock.now()
         if machine is None:
-            if now - lease.requested_at <= UNSEEN_GRACE:
+            if self._may_turn_up(lease.requested_at, asked):
                 return lease
+            now = self._clock.now()
             return self._store.fail(lease, Reason.CANCELLED, "no machine turned up under its token", now)
         if not machine.over:
             self._provider.terminate(lease.pool.region, [machine.instance_id])

@@ -54,14 +54,17 @@ class Reaper:
         store: the leases' book.
         clock: tells the time.
         regions: where to look for machines with our tag.
+        buyer: gives machines back; over the same provider and store.
     """
 
-    def __init__(self, provider: Provider, store: LeaseStore, clock: Clock, regions: Iterable[str]) -> None:
+    def __init__(
+        self, provider: Provider, store: LeaseStore, clock: Clock, regions: Iterable[str], buyer: Buyer
+    ) -> None:
         self._provider = provider
         self._store = store
         self._clock = clock
         self._regions = tuple(regions)
-        self._buyer = Buyer(provider, store, clock)
+        self._buyer = buyer
         self.owner = new_owner_token()
 
     @property

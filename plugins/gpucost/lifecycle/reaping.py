@@ -42,7 +42,7 @@ def reap(
         ProviderError: the cloud refused something; raised after everything else was done.
     """
     refused: list[ProviderError] = []
-    reaper = Reaper(services.provider, services.leases, services.clock, services.provider.regions())
+    reaper = Reaper(services.provider, services.leases, services.clock, services.provider.regions(), services.buyer)
     abandoned = {job for job in _unclosed_jobs(services) if _abandoned(services, job, reaper, is_wanted, dry_run)}
     jobs_over = abandoned | set(services.jobs.over())
     findings = _find(reaper, jobs_over, refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpucost.bundle import Agent
-from gpucost.capacity.buyer import Buyer
+from gpucost.capacity.buyer import Buyer, unseen_grace
 from gpucost.capacity.providers.base import Provider
 from gpucost.capacity.store import LeaseStore
 from gpucost.clock import SpecClock
@@ -42,7 +42,7 @@ class Services:
     @property
     def buyer(self) -> Buyer:
         """Buys and gives back."""
-        return Buyer(self.provider, self.leases, self.clock)
+        return Buyer(self.provider, self.leases, self.clock, unseen_grace(self.clock.spec.speed))
 
     @property
     def jobs(self) -> Jobs:

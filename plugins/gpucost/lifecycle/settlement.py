@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpucost.capacity.lease import Attempt, Lease, LeaseState
+from gpucost.capacity.providers.base import Machine
 from gpucost.jobstore import ExitRecord, JobStore
 from gpucost.ledger.billing import MachineUse
 from gpucost.ledger.billing.rule import EndedBy
@@ -79,26 +80,35 @@ def charge_lease(services: Services, lease: Lease) -> None:
     """Charge a lease that is over by what the API shows; nothing where the machine never was launched."""
     if lease.launched_at is None or lease.ended_at is None:
         return
+    machine = _machine(services, lease)
+    launched_at = lease.launched_at
+    if machine is not None and machine.launched_at is not None:
+        # A machine that is switched on late shows a later launch than when it was first seen: that one is billed.
+        launched_at = min(machine.launched_at, lease.ended_at)
     use = MachineUse(
-        launched_at=lease.launched_at,
+        launched_at=launched_at,
         ended_at=lease.ended_at,
         capacity_type=lease.pool.capacity_type,
-        ended_by=_ended_by(services, lease),
+        ended_by=_ended_by(lease, machine),
     )
-    history = services.provider.price_history(lease.pool, lease.launched_at, lease.ended_at)
+    history = services.provider.price_history(lease.pool, launched_at, lease.ended_at)
     spot = history if lease.pool.capacity_type is CapacityType.SPOT else []
     on_demand = lease.price if lease.pool.capacity_type is CapacityType.ON_DEMAND else lease.on_demand_price
     charge = services.books.settle(lease, use, spot, on_demand, services.clock.now(), SOURCE)
     log.info("Charged %s for %s s of %s", charge.amount, charge.seconds, lease.pool.key)
 
 
-def _ended_by(services: Services, lease: Lease) -> EndedBy:
+def _machine(services: Services, lease: Lease) -> Machine | None:
+    if lease.instance_id is None:
+        return None
+    return services.provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
+
+
+def _ended_by(lease: Lease, machine: Machine | None) -> EndedBy:
     # An agent that leaves on a notice was interrupted, yet its machine ended itself and is billed as such: only the
     # cloud knows. Once the cloud has forgotten the machine, the lease's reason stands in.
-    if lease.instance_id is not None:
-        machine = services.provider.describe(lease.pool.region, [lease.instance_id]).get(lease.instance_id)
-        if machine is not None and machine.ended_by is not None:
-            return machine.ended_by
+    if machine is not None and machine.ended_by is not None:
+        return machine.ended_by
     return "provider" if lease.end_reason is Reason.INTERRUPTED else "us"
 
 

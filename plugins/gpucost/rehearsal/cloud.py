@@ -7,13 +7,14 @@ import logging
 import os
 import socket
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 from gpucost.clock import SpecClock
 from gpucost.rehearsal import timekeeping
 from gpucost.rehearsal.api.actions import Ec2Api
 from gpucost.rehearsal.api.visibility import Visibility, longest_real_s
-from gpucost.rehearsal.book.book import Book
+from gpucost.rehearsal.book.book import Book, visible_s
 from gpucost.rehearsal.book.journal import FileJournal
 from gpucost.rehearsal.control import Control
 from gpucost.rehearsal.faults.control import FaultsControl
@@ -26,6 +27,7 @@ from gpucost.rehearsal.interruptions.events import Announcer
 from gpucost.rehearsal.interruptions.fate import load_habits
 from gpucost.rehearsal.interruptions.interrupter import Interrupter, NoticeLength
 from gpucost.rehearsal.interruptions.script import Script, load_rules
+from gpucost.rehearsal.machines.disk import CONSOLE
 from gpucost.rehearsal.machines.hypervisor import Hypervisor
 from gpucost.rehearsal.machines.imds import Imds
 from gpucost.rehearsal.machines.memory import MemoryLimit
@@ -37,6 +39,11 @@ from gpucost.rehearsal.services.moto_side import ACCOUNT, MotoSide
 from gpucost.rehearsal.settings import Settings
 
 log = logging.getLogger(__name__)
+
+JOURNAL = "journal.jsonl"
+
+HEARS_SIGNALS_REAL_S = 0.2
+"""How late a signal is heard at most."""
 
 
 class RehearsalCloud:
@@ -52,20 +59,28 @@ class RehearsalCloud:
         self._settings = settings.model_copy(update={"state_dir": self._folder.path})
         # the port before the slow part: when it is taken, say so at once
         with listen(settings.port, self._folder.earlier_port()) as listening:
-            kept = timekeeping.take_up(self._folder.path, settings.speed, settings.origin, datetime.now(UTC))
+            kept = timekeeping.take_up(
+                self._folder.path,
+                settings.speed,
+                settings.origin,
+                datetime.now(UTC),
+                lived=(self._folder.path / JOURNAL).exists(),
+            )
             self.clock = SpecClock(kept.clock)
             self.market = _market(settings, kept.first_origin)
             self._assemble(listening)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="http", daemon=True)
-        self._stop = threading.Event()
+        self._stop_asked = False
         self._machines_go_on = False
 
     def _assemble(self, listening: socket.socket) -> None:
         settings = self._settings
-        injector = Injector(settings.seed, load_faults(settings.faults) if settings.faults else [])
-        credentials = Credentials(ACCOUNT)
-        moto = MotoSide(self.market, settings.state_dir)
-        self._announcer = Announcer(moto, self.clock.now, ACCOUNT, fate=injector.message_fate)
+        folder = settings.state_dir
+        rules = load_faults(settings.faults) if settings.faults else []
+        injector = Injector(settings.seed, rules, kept_in=folder / "faults.json")
+        credentials = Credentials(ACCOUNT, kept_in=folder / "credentials.json")
+        moto = MotoSide(self.market, folder, copies=injector.copies)
+        self._announcer = Announcer(moto, self.clock.now, ACCOUNT)
         self._take_up_book()
         url = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}"
         self._hypervisor = Hypervisor(
@@ -100,6 +115,7 @@ class RehearsalCloud:
             moto,
             self._hypervisor.wake,
             refusal=injector.refusal,
+            console_of=lambda instance_id: self._hypervisor.folder(instance_id) / CONSOLE,
             visibility=Visibility(longest_real_s(settings.consistency_lag_real_s, settings.speed), settings.seed),
         )
         faults = FaultsControl(injector, credentials)
@@ -110,16 +126,17 @@ class RehearsalCloud:
         self.url = url
 
     def _take_up_book(self) -> None:
-        self._journal = FileJournal(self._folder.path / "journal.jsonl")
+        self._journal = FileJournal(self._folder.path / JOURNAL)
         self._journal.write("start", clock=self.clock.spec.model_dump(mode="json"), pid=os.getpid())
         self.book = Book(
             self.market,
             self.clock,
             self._journal,
-            visible_s=self._settings.terminated_visible_s,
+            visible_s=visible_s(self._settings.terminated_visible_s, self.clock.spec.speed),
             on_change=self._announcer.changed,
         )
         self.book.restore(self._journal.events())
+        self._folder.settle_market(self.market.fingerprint, self.market.label, used=bool(self.book.every()))
 
     def _interrupter(self, script: Script) -> Interrupter:
         settings = self._settings
@@ -151,7 +168,10 @@ class RehearsalCloud:
         """Start, and return after `request_stop`, when everything has ended."""
         self.start()
         try:
-            self._stop.wait()
+            # No threading.Event: its wait may never hear of a signal that the kernel gave to another thread (seen once,
+            # of a SIGTERM while machines were started), and its set() in a handler may meet the lock that wait() holds.
+            while not self._stop_asked:
+                time.sleep(HEARS_SIGNALS_REAL_S)
         finally:
             self.stop(machines_go_on=self._machines_go_on)
 
@@ -162,7 +182,7 @@ class RehearsalCloud:
             machines_go_on: a successor on the same folder takes the machines up; see `Settings.keep_machines_real_s`.
         """
         self._machines_go_on = machines_go_on and self._settings.keep_machines_real_s > 0
-        self._stop.set()
+        self._stop_asked = True
 
     def stop(self, *, machines_go_on: bool = False) -> None:
         """End the server, and every instance with every process, or leave those to a successor."""

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gpucost.clock import SpecClock
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import Instance
-from gpucost.rehearsal.faults.control import FaultsControl
+from gpucost.rehearsal.faults.control import FaultsControl, Reply
 from gpucost.rehearsal.interruptions.interrupter import Interrupter
-from gpucost.rehearsal.interruptions.script import Event, RuleSet, Script
+from gpucost.rehearsal.interruptions.script import InterruptionKind, RuleSet, Script
 from gpucost.rehearsal.invoice.cur import as_csv, as_rows
 from gpucost.rehearsal.invoice.document import as_json
 from gpucost.rehearsal.invoice.rule import Line, bill
@@ -21,9 +21,7 @@ from gpucost.rehearsal.invoice.usages import usage_of
 from gpucost.rehearsal.machines.hypervisor import Hypervisor
 from gpucost.rehearsal.market.market import Market
 from gpucost.rehearsal.services.moto_side import ACCOUNT
-
-Answer = tuple[int, dict[str, Any] | str]
-"""Status, and a document for JSON or text for CSV."""
+from gpucost.rehearsal.wording import in_one_line
 
 
 class InterruptRequest(BaseModel):
@@ -32,7 +30,7 @@ class InterruptRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     instance_id: str
-    event: Event = "no-notice"
+    event: InterruptionKind = "notice"
 
 
 class Control:
@@ -55,8 +53,8 @@ class Control:
         self._script = script
         self._clock = clock
         self._faults = faults
-        self._routes: dict[tuple[str, str], Callable[[bytes], Answer]] = {
-            ("GET", "health"): lambda _body: (200, {"status": "ok"}),
+        self._routes: dict[tuple[str, str], Callable[[bytes], Reply]] = {
+            ("GET", "health"): lambda _body: self._health(),
             ("GET", "clock"): lambda _body: (200, self._clock.spec.model_dump(mode="json")),
             ("GET", "status"): lambda _body: (200, self.status()),
             ("GET", "invoice"): lambda _body: (200, self.invoice()),
@@ -66,7 +64,7 @@ class Control:
             **faults.routes(),
         }
 
-    def answer(self, method: str, name: str, body: bytes) -> Answer:
+    def answer(self, method: str, name: str, body: bytes) -> Reply:
         """The answer to one request; what is wrong with it is said in `error`."""
         route = self._routes.get((method, name.strip("/")))
         if route is None:
@@ -75,7 +73,11 @@ class Control:
         try:
             return route(body)
         except ValidationError as error:
-            return 400, {"error": str(error)}
+            return 400, {"error": in_one_line(error, "body")}
+
+    def _health(self) -> Reply:
+        ailment = self._hypervisor.ailment()
+        return (200, {"status": "ok"}) if ailment is None else (503, {"status": "ill", "error": ailment})
 
     def status(self) -> dict[str, Any]:
         """Everything that is and was, for people and tests."""
@@ -120,7 +122,7 @@ class Control:
         now = self._book.now()
         return [bill(usage_of(one, self._market), now) for one in instances], now
 
-    def _interrupt(self, body: bytes) -> Answer:
+    def _interrupt(self, body: bytes) -> Reply:
         wanted = InterruptRequest.model_validate_json(body)
         one = self._book.get(wanted.instance_id)
         if one is None:
@@ -131,6 +133,6 @@ class Control:
             return 409, {"error": f"instance_id: {one.id} is {one.state}, or was told already"}
         return 200, self._instance(self._book.get(one.id) or one)
 
-    def _add_rules(self, body: bytes) -> Answer:
+    def _add_rules(self, body: bytes) -> Reply:
         self._script.add(RuleSet.model_validate_json(body).rules)
         return 200, {"rules": self._script.as_json()}

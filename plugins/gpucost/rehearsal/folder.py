@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+from pydantic import BaseModel, Field
+
+from gpucost.rehearsal.wording import read_model
 
 IDENTITY = "cloud.json"
 ENDPOINT = "endpoint.json"
+MARKET = "market.json"
 LOCK = "lock"
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Identity(BaseModel):
+    cloud_id: str
+
+
+class _Market(BaseModel):
+    fingerprint: str
+    label: str
+
+
+class Endpoint(BaseModel):
+    """Where the folder's cloud answers, or answered."""
+
+    url: str = Field(pattern=r"^http://127\.0\.0\.1:\d+$")
+    pid: int
 
 
 class FolderTaken(ValueError):
@@ -23,6 +46,7 @@ class StateFolder:
 
     Raises:
         FolderTaken: another cloud holds it.
+        ValueError: a file in it is not what this wrote; the message names it.
         OSError: it cannot be made or written.
     """
 
@@ -44,27 +68,53 @@ class StateFolder:
         return file
 
     def _identity(self) -> str:
-        path = self.path / IDENTITY
+        kept = self._read(IDENTITY, _Identity)
+        if kept is None:
+            kept = _Identity(cloud_id=f"rehearsal-{secrets.token_hex(8)}")
+            self._write(IDENTITY, kept)
+        return kept.cloud_id
+
+    def _read(self, name: str, model: type[Model]) -> Model | None:
+        path = self.path / name
+        if not path.exists():
+            return None
         try:
-            return str(json.loads(path.read_bytes())["cloud_id"])
-        except FileNotFoundError:
-            cloud_id = f"rehearsal-{secrets.token_hex(8)}"
-            path.write_text(json.dumps({"cloud_id": cloud_id}) + "\n", encoding="utf-8")
-            return cloud_id
+            return read_model(path, model, "state_dir")
+        except ValueError as error:
+            raise ValueError(f"{error}; put the file right, or use another --state-dir") from error
+
+    def _write(self, name: str, kept: BaseModel) -> None:
+        part = self.path / f"{name}.part"
+        part.write_text(kept.model_dump_json() + "\n", encoding="utf-8")
+        part.replace(self.path / name)
+
+    def settle_market(self, fingerprint: str, label: str, *, used: bool) -> None:
+        """Hold the folder to the market that its instances were bought in: its invoice and history tell those prices.
+
+        Args:
+            fingerprint, label: of the market of this start.
+            used: whether anything was launched here before.
+
+        Raises:
+            ValueError: it began with another market.
+        """
+        kept = self._read(MARKET, _Market)
+        if used and kept is not None and kept.fingerprint != fingerprint:
+            raise ValueError(
+                f"market: got another one ({label}), expected that of the instances in {self.path} "
+                f"({kept.label}): their invoice tells its prices; use another --state-dir, or with make another "
+                "HOME_FOLDER"
+            )
+        self._write(MARKET, _Market(fingerprint=fingerprint, label=label))
 
     def earlier_port(self) -> int:
         """The port of this folder's last cloud, which its machines still ask for their metadata; 0 for none."""
-        try:
-            url = str(json.loads((self.path / ENDPOINT).read_bytes())["url"])
-            return int(url.rpartition(":")[2])
-        except (FileNotFoundError, ValueError, KeyError):
-            return 0
+        kept = self._read(ENDPOINT, Endpoint)
+        return int(kept.url.rpartition(":")[2]) if kept else 0
 
     def write_endpoint(self, url: str) -> None:
         """Leave the address in `endpoint.json`, for whoever started us on any free port, and for the next start."""
-        part = self.path / f"{ENDPOINT}.part"
-        part.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n", encoding="utf-8")
-        part.replace(self.path / ENDPOINT)
+        self._write(ENDPOINT, Endpoint(url=url, pid=os.getpid()))
 
     def release(self) -> None:
         """Let another cloud have the folder."""

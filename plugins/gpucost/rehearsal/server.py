@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
-from moto.core.exceptions import ServiceException
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import BaseWSGIServer, make_server
 from werkzeug.wrappers import Request, Response
 
-from gpucost.rehearsal.api import wire
+from gpucost.rehearsal import callers
 from gpucost.rehearsal.api.actions import Ec2Api
 from gpucost.rehearsal.control import Control
 from gpucost.rehearsal.faults.gate import Gate, showing_the_clouds_date
 from gpucost.rehearsal.machines.imds import Imds
+from gpucost.rehearsal.protocol import reading, wire
+from gpucost.rehearsal.protocol.reading import Asked
 from gpucost.rehearsal.services.moto_side import MotoSide
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 BACKLOG = 512
-FORM = "application/x-www-form-urlencoded"
 
 
 class _QuietHandler(MotoRequestHandler):
@@ -90,65 +88,61 @@ class Router:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
+        refused = callers.refusal(environ)
+        if refused is not None:
+            log.warning("%s %s refused: %s", environ.get("REQUEST_METHOD"), environ.get("PATH_INFO"), refused)
+            return _document(403, {"error": refused})(environ, start_response)
         path = environ.get("PATH_INFO", "/")
         if path.startswith("/rehearsal/"):
-            return self._answer_control(Request(environ), path)(environ, start_response)
+            return self._answer_control(environ, path)(environ, start_response)
         return self.gate.serve(environ, start_response, self._behind_gate)
 
     def _behind_gate(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
-        if path.startswith("/imds/"):
+        if path.startswith(reading.IMDS):
             return self._answer_imds(Request(environ), path)(environ, start_response)
-        form = _form(environ)
-        action = form.get("Action", "")
-        service, region = _scope(environ, self.default_region)
-        if service == "ec2" and self.api.owns(action, form):
-            return self._answer_ec2(action, form, region)(environ, start_response)
+        asked = reading.read(environ, self.default_region)
+        if asked.call.service == "ec2":
+            response = self._answer_ec2(asked)
+            if response is not None:
+                return response(environ, start_response)
         answered: Iterable[bytes] = self.moto.wsgi(environ, start_response)
         return answered
 
-    def _answer_control(self, request: Request, path: str) -> Response:
-        status, document = self.control.answer(
-            request.method, path.removeprefix("/rehearsal/"), request.get_data(cache=False)
-        )
+    def _answer_control(self, environ: WSGIEnvironment, path: str) -> Response:
+        wrong = callers.no_json(environ)
+        if wrong is not None:
+            return _document(415, {"error": wrong})
+        request = Request(environ)
+        name = path.removeprefix("/rehearsal/")
+        try:
+            status, document = self.control.answer(request.method, name, request.get_data(cache=False))
+        except Exception as error:
+            log.exception("%s %s failed", request.method, path)
+            return _document(500, {"error": f"{request.method} {path} failed: {type(error).__name__}; see the log"})
         if isinstance(document, str):
             return Response(document, status=status, content_type="text/csv; charset=utf-8")
-        return Response(json.dumps(document, indent=2), status=status, content_type="application/json")
+        return _document(status, document)
 
     def _answer_imds(self, request: Request, path: str) -> Response:
-        instance_id, _, rest = path.removeprefix("/imds/").partition("/")
+        instance_id, _, rest = path.removeprefix(reading.IMDS).partition("/")
         headers = {name.lower(): value for name, value in request.headers.items()}
         answer = self.imds.answer(instance_id, request.method, rest, headers)
         response = Response(answer.body, status=answer.status, content_type=answer.kind)
         response.headers.extend(answer.headers)
         return response
 
-    def _answer_ec2(self, action: str, form: dict[str, str], region: str) -> Response:
-        result: dict[str, Any] | Exception
+    def _answer_ec2(self, asked: Asked) -> Response | None:
+        """The answer to a request for EC2; None when it is moto's to answer."""
+        action, form = asked.call.action, asked.form
+        if self.api.owns(action, form):
+            return wire.respond(action, lambda: self.api.answer(action, form, asked.call.region))
         try:
-            result = self.api.answer(action, form, region)
-        except (wire.Ec2Error, ServiceException) as error:
-            log.info("%s refused: %s", action, error)
-            result = error
-        except Exception as error:
-            # a mistake of ours must look to clients like one of AWS's: they know what to do then
-            log.exception("%s failed", action)
-            result = wire.Ec2Error("InternalError", f"An internal error has occurred: {type(error).__name__}")
-        status, headers, body = wire.answer(action, result)
-        return Response(body, status=status, headers=headers)
+            wire.check_characters(form)
+        except wire.Ec2Error as error:
+            return wire.refuse(action, error)
+        return None
 
 
-def _form(environ: WSGIEnvironment) -> dict[str, str]:
-    """The form of a query request; the body is put back for moto."""
-    if environ.get("REQUEST_METHOD") != "POST" or not environ.get("CONTENT_TYPE", "").startswith(FORM):
-        return {}
-    body = Request(environ).get_data(cache=False)
-    environ["wsgi.input"] = io.BytesIO(body)
-    return dict(parse_qsl(body.decode("utf-8", errors="replace"), keep_blank_values=True))
-
-
-def _scope(environ: WSGIEnvironment, default_region: str) -> tuple[str, str]:
-    """Service and region from the signature: `Credential=KEY/DATE/REGION/SERVICE/aws4_request`."""
-    _, _, credential = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")
-    parts = credential.partition(",")[0].split("/")
-    return (parts[-2], parts[-3]) if len(parts) >= 5 else ("ec2", default_region)
+def _document(status: int, document: Mapping[str, Any]) -> Response:
+    return Response(json.dumps(document, indent=2), status=status, content_type="application/json")

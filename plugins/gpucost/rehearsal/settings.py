@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import stat
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Settings(BaseModel):
@@ -41,14 +42,26 @@ class Settings(BaseModel):
     keep_machines_real_s: float = Field(
         default=30.0, ge=0, le=3600, description="How long machines go on without a cloud, real seconds."
     )
-    boot_s: float = Field(default=30.0, ge=0, description="pending -> running, rehearsal seconds.")
-    stop_grace_real_s: float = Field(default=3.0, ge=0, description="SIGTERM -> SIGKILL, real seconds.")
-    notice_s: float = Field(default=120.0, gt=0, description="Interruption notice, rehearsal seconds (AWS: 2 minutes).")
-    notice_floor_real_s: float = Field(default=10.0, ge=0, description="A notice never lasts less, real seconds.")
+    boot_s: float = Field(default=30.0, ge=0, le=86_400, description="pending -> running, rehearsal seconds.")
+    stop_grace_real_s: float = Field(default=3.0, ge=0, le=600, description="SIGTERM -> SIGKILL, real seconds.")
+    notice_s: float = Field(
+        default=120.0, gt=0, le=86_400, description="Interruption notice, rehearsal seconds (AWS: 2 minutes)."
+    )
+    notice_floor_real_s: float = Field(
+        default=10.0, ge=0, le=600, description="A notice never lasts less, real seconds."
+    )
     tick_real_s: float = Field(default=0.1, gt=0, le=10, description="How often machines are looked at.")
     terminated_visible_s: float = Field(
         default=3600.0, ge=3600.0, description="How long the API still shows a terminated instance, rehearsal seconds."
     )
+
+    @field_validator("origin")
+    @classmethod
+    def _within_reach(cls, origin: datetime | None) -> datetime | None:
+        # histories reach years back, and rehearsals run centuries ahead within hours
+        if origin is not None and not 1970 <= origin.year <= 2200:
+            raise ValueError(f"got {origin.isoformat()}, expected a year from 1970 to 2200")
+        return origin
 
     @model_validator(mode="after")
     def _private_credentials(self) -> Self:

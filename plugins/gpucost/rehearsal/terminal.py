@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from gpucost.rehearsal.interruptions.script import Event
+from gpucost.rehearsal.interruptions.script import InterruptionKind
 from gpucost.rehearsal.settings import Settings
+from gpucost.rehearsal.wording import faults as faults_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 STATE_DIR = Path(".gpucost/rehearsal")
 WIDE = 200
+SHOWN = 200
+"""Characters of an answer that is not understood."""
 
 Url = Annotated[str, typer.Option(envvar="GPUCOST_REHEARSAL_URL", help="Of a running cloud; else from --state-dir.")]
 StateDir = Annotated[Path, typer.Option(help="Machines' folders, the journal, the clock: one folder is one cloud.")]
@@ -70,11 +74,10 @@ def rehearsal(
     if market is None:
         raise typer.BadParameter("expected a market file or a folder of traces", param_hint="--market")
     try:
-        if origin is not None:
-            given["origin"] = datetime.fromisoformat(origin)
         settings = Settings.model_validate(given)
-    except (ValidationError, ValueError) as wrong:
-        typer.echo(f"error: {wrong}", err=True)
+    except ValidationError as wrong:
+        for fault in faults_of(wrong, "options"):
+            typer.echo(f"error: {fault}", err=True)
         raise typer.Exit(2) from wrong
     raise typer.Exit(_run(settings))
 
@@ -110,7 +113,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
 ) -> None:
     """Its clock, and every machine that it has or had."""
-    found = _ask(url, state_dir, "GET", "status")
+    found = _ask(url, state_dir, "GET", "status", "instances")
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -120,7 +123,7 @@ def status(
         times = [_minute(one[name]) for name in ("launched", "ended")]
         why = one["reason"] or (f"notice for {_minute(one['action_at'])}" if one["action_at"] else "")
         place = (one["instance_type"], one["zone"], one["lifecycle"])
-        table.add_row(one["instance_id"], one["state"], *place, *times, why, one["tags"].get("gpucost:job", ""))
+        table.add_row(one["instance_id"], one["state"], *place, *times, why, escape(one["tags"].get("gpucost:job", "")))
     Console(width=WIDE).print(table)
 
 
@@ -134,10 +137,11 @@ def interrupt(
     state_dir: StateDir = STATE_DIR,
 ) -> None:
     """Take a spot instance back, or warn for nothing."""
-    known: tuple[str, ...] = Event.__args__  # type: ignore[attr-defined]  # a Literal's values
+    known: tuple[str, ...] = InterruptionKind.__args__  # type: ignore[attr-defined]  # a Literal's values
     if event not in known:
         raise typer.BadParameter(f"got {event!r}, expected one of {', '.join(known)}", param_hint="--event")
-    one = _ask(url, state_dir, "POST", "interrupt", {"instance_id": instance_id, "event": event})
+    asked = {"instance_id": instance_id, "event": event}
+    one = _ask(url, state_dir, "POST", "interrupt", "action_at", asked)
     due = f", terminates at {one['action_at']}" if one["action_at"] and event == "notice" else ""
     typer.echo(f"{instance_id}: {event}{due}")
 
@@ -153,7 +157,7 @@ def invoice(
     if as_csv:
         typer.echo(_ask_text(url, state_dir, "GET", "invoice.csv"), nl=False)
         return
-    bill = _ask(url, state_dir, "GET", "invoice")
+    bill = _ask(url, state_dir, "GET", "invoice", "disk_total")
     if as_json:
         typer.echo(json.dumps(bill, indent=2))
         return
@@ -171,8 +175,18 @@ def _minute(moment: str | None) -> str:
     return datetime.fromisoformat(moment).strftime("%m-%d %H:%M:%S") if moment else ""
 
 
-def _ask(url: str, state_dir: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    return json.loads(_ask_text(url, state_dir, method, path, body))
+def _ask(
+    url: str, state_dir: Path, method: str, path: str, expected: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    text = _ask_text(url, state_dir, method, path, body)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or expected not in found:
+        typer.echo(f"error: what answers is no rehearsal cloud: {text[:SHOWN]!r}; give another --url", err=True)
+        raise typer.Exit(1)
+    return found
 
 
 def _ask_text(url: str, state_dir: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
@@ -181,18 +195,26 @@ def _ask_text(url: str, state_dir: Path, method: str, path: str, body: Mapping[s
     address = f"{url or _found(state_dir)}/rehearsal/{path}"
     try:
         answer = httpx.request(method, address, json=body, trust_env=False, timeout=30)
-    except httpx.HTTPError as away:
+    except (httpx.HTTPError, httpx.InvalidURL) as away:
         typer.echo(f"error: no rehearsal cloud answers at {address}: {away}; start one, or give --url", err=True)
         raise typer.Exit(1) from away
     if answer.is_error:
-        typer.echo(f"error: {answer.text}", err=True)
+        typer.echo(f"error: {_said(answer.text)}", err=True)
         raise typer.Exit(1)
     return answer.text
+
+
+def _said(text: str) -> str:
+    """The sentence of an answer that refuses; all of it when it is no such answer (of another server, say)."""
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text[:SHOWN]
 
 
 def _found(state_dir: Path) -> str:
     try:
         return str(json.loads((state_dir / "endpoint.json").read_bytes())["url"])
-    except (OSError, ValueError, KeyError) as missing:
+    except (OSError, ValueError, KeyError, TypeError) as missing:
         typer.echo(f"error: no rehearsal cloud was started on {state_dir}; give --state-dir or --url", err=True)
         raise typer.Exit(1) from missing

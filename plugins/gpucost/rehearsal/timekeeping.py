@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from gpucost.clock import ClockSpec, floor_second, require_utc
+from gpucost.rehearsal.wording import in_one_line
 
 FILE = "clock.json"
 
@@ -28,7 +29,9 @@ class KeptClock(BaseModel):
     first_origin: AwareDatetime = Field(description="Origin of the folder's first clock; prices are made from it.")
 
 
-def take_up(state_dir: Path, speed: float, origin: datetime | None, real_now: datetime) -> KeptClock:
+def take_up(
+    state_dir: Path, speed: float, origin: datetime | None, real_now: datetime, *, lived: bool = False
+) -> KeptClock:
     """The clock to run by; a new one is on disk before this returns.
 
     Args:
@@ -36,13 +39,20 @@ def take_up(state_dir: Path, speed: float, origin: datetime | None, real_now: da
         speed: rehearsal seconds per real second.
         origin: what a new clock shall show at `real_now`; None for whatever is right.
         real_now: the real time.
+        lived: whether a cloud lived in the folder before, by its clock.
 
     Raises:
-        ValueError: `clock.json` is not a clock, or `origin` lies before the time that the clock shows.
+        ValueError: `clock.json` is not a clock, or is gone though a cloud lived by it; or `origin` lies before the
+            time that the clock shows.
         OSError: the file can be neither read nor written.
     """
     path = state_dir / FILE
     old = _read(path)
+    if old is None and lived:
+        raise ValueError(
+            f"state_dir: {path} is missing, expected the clock that the machines and the journal beside it live by; "
+            "put it back, or use another --state-dir"
+        )
     kept = _decide(old, speed, origin, require_utc(real_now, "real_now"), state_dir)
     if kept != old:
         _write(path, kept)
@@ -79,10 +89,9 @@ def _read(path: Path) -> KeptClock | None:
     try:
         return KeptClock.model_validate_json(text)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(str(part) for part in fault['loc']) or 'file'}: {fault['msg']}" for fault in error.errors()
-        )
-        raise ValueError(f"state_dir: {path} is not a rehearsal's clock: {faults}; use another --state-dir") from error
+        raise ValueError(
+            f"state_dir: {path} is not a rehearsal's clock: {in_one_line(error)}; use another --state-dir"
+        ) from error
 
 
 def _write(path: Path, kept: KeptClock) -> None:

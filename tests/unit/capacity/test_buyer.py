@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from gpucost.capacity.buyer import UNSEEN_GRACE, Buyer, may_ask_elsewhere
+from gpucost.capacity.buyer import LEAST_REAL_GRACE, UNSEEN_GRACE, Buyer, may_ask_elsewhere, unseen_grace
 from gpucost.capacity.lease import Lease, LeaseState
 from gpucost.capacity.providers.base import ProviderError
 from gpucost.capacity.store import LeaseStore, NotOwner
@@ -26,8 +26,8 @@ def world(database: Database) -> World:
     return ready(database)
 
 
-def ready(database: Database) -> World:
-    world = World(database)
+def ready(database: Database, speed: float = 1.0) -> World:
+    world = World(database, speed=speed)
     world.services.jobs.begin(TASK, wanted(), "me", 3, START)
     return world
 
@@ -92,6 +92,57 @@ def test_an_order_that_nobody_carried_out_is_given_up_after_the_grace(world: Wor
     lease = intend(world.services.buyer)
     assert world.services.buyer.look_up(lease).state is LeaseState.REQUESTED
     world.hand.advance(UNSEEN_GRACE + timedelta(seconds=1))
+    assert world.services.buyer.look_up(lease).state is LeaseState.FAILED
+
+
+def test_how_long_an_answer_took_does_not_count_against_what_it_did_not_show(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = intend(world.services.buyer)
+
+    def slowly(_region: str, _token: str) -> None:
+        world.hand.advance(UNSEEN_GRACE + timedelta(seconds=1))
+
+    monkeypatch.setattr(world.provider, "find", slowly)
+    assert world.services.buyer.look_up(lease).state is LeaseState.REQUESTED
+    assert world.services.buyer.look_up(lease).state is LeaseState.FAILED, "a look that began after the grace"
+
+
+def test_the_grace_is_ten_minutes_and_a_minute_of_real_time_at_least() -> None:
+    assert unseen_grace(1) == unseen_grace(10) == UNSEEN_GRACE == timedelta(minutes=10)
+    assert unseen_grace(120) == timedelta(hours=2)
+
+
+def test_on_a_fast_clock_a_machine_that_is_not_visible_yet_is_neither_given_up_nor_taken_for_gone(
+    database: Database,
+) -> None:
+    # An hour a second, as in a replay of traces: the moment in which the API hides a new machine is a day long.
+    world = ready(database, speed=3600)
+    buyer = world.services.buyer
+    world.provider.invisible_for = timedelta(days=1)
+    world.provider.lose = 1
+    lost = intend(buyer)
+    with pytest.raises(ProviderError, match="answer was lost"):
+        buyer.buy(lost)
+
+    world.hand.advance(timedelta(seconds=20))
+    assert buyer.look_up(lost).state is LeaseState.REQUESTED
+    assert buyer.release(lost, Reason.CANCELLED).state is LeaseState.TERMINATING
+    [machine] = world.provider.alive()
+
+    world.hand.advance(timedelta(seconds=5))
+    buyer.release(world.services.leases.get(lost.id), Reason.CANCELLED)
+    lease = buyer.release(world.services.leases.get(lost.id), Reason.CANCELLED)
+    assert (lease.state, lease.instance_id) == (LeaseState.TERMINATED, machine.instance_id)
+    assert world.provider.alive() == []
+
+
+def test_on_a_fast_clock_what_nobody_carried_out_is_given_up_after_a_minute(database: Database) -> None:
+    world = ready(database, speed=3600)
+    lease = intend(world.services.buyer)
+    world.hand.advance(LEAST_REAL_GRACE)
+    assert world.services.buyer.look_up(lease).state is LeaseState.REQUESTED
+    world.hand.advance(timedelta(seconds=1))
     assert world.services.buyer.look_up(lease).state is LeaseState.FAILED
 
 

@@ -28,7 +28,8 @@ def buy(world: World, job: str, expires: Any = EXPIRES) -> Lease:
 
 
 def reaper(world: World) -> Reaper:
-    return Reaper(world.provider, world.services.leases, world.clock, world.provider.regions())
+    services = world.services
+    return Reaper(world.provider, services.leases, world.clock, world.provider.regions(), services.buyer)
 
 
 def ended(world: World, finding: Finding) -> Lease:

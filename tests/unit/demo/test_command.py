@@ -9,8 +9,11 @@ from typer.testing import CliRunner
 
 from demo import __main__ as command
 from demo.airflow_api import AirflowError
-from demo.settings import StackError
+from demo.catalogue import catalogue, internal_ports, public_ports
+from demo.settings import SERVICES, StackError
 from demo.stack import Stack
+
+PORTS = dict.fromkeys((*public_ports(SERVICES), *internal_ports(SERVICES)), 1)
 
 
 class Secret(BaseModel):
@@ -71,3 +74,29 @@ def test_an_unknown_service_is_an_error_that_names_the_known_ones(tmp_path):
     result = CliRunner().invoke(command.app, ["up", "--services", "nonsense", "--home", str(tmp_path)])
     assert result.exit_code == 1
     assert "services: ['nonsense'] is none of s3, rehearsal, mlflow, api-server" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--speed", "0"], "error: speed: got 0, expected more than 0"),
+        (["--market", "nowhere.json"], "nowhere.json, expected a market file, see include/market/"),
+        (["--market", "."], "expected a market file, see include/market/"),
+    ],
+)
+def test_a_market_or_speed_that_is_none_is_refused_before_anything_starts(words, said, tmp_path):
+    result = CliRunner().invoke(command.app, ["up", "--home", str(tmp_path / "home"), *words])
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_rehearsal_cloud_plays_the_market_and_speed_that_were_asked_for(tmp_path):
+    market = tmp_path / "market.json"
+    market.write_text("{}")
+    stack = command.open_stack(tmp_path, market=market, speed=60)
+    rehearsal = next(
+        one for one in catalogue(stack.settings, PORTS, stack.credentials()) if one.name == "rehearsal"
+    ).command
+    assert rehearsal[rehearsal.index("--market") + 1] == str(market)
+    assert float(rehearsal[rehearsal.index("--speed") + 1]) == 60

@@ -75,6 +75,21 @@ def test_a_machine_that_was_never_launched_costs_nothing(world: World) -> None:
     assert world.provider.calls == []
 
 
+def test_the_launch_that_the_cloud_shows_at_the_end_is_charged(world: World) -> None:
+    bought = buy(world)
+    assert bought.launched_at == START, "as it was first seen, before the machine was switched on"
+    world.pass_hours(0.5)
+    machine = world.provider.machines[str(bought.instance_id)]
+    world.provider.machines[machine.instance_id] = machine.model_copy(update={"launched_at": world.clock.now()})
+    world.pass_hours(1.0)
+    over = world.services.buyer.release(bought, Reason.CANCELLED)
+    settlement.charge_lease(world.services, over)
+    charge = world.services.books.lease_charge(bought.id)
+    assert charge is not None
+    assert charge.seconds == 3600
+    assert str(charge.amount.amount) == "0.300000"
+
+
 # How far it is.
 
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucost.rehearsal.api import actions, requests, scores, specs, tag_rules
+from gpucost.rehearsal.api import actions, requests, scores, specs
 from gpucost.rehearsal.api.visibility import Visibility, longest_real_s
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import Disk, LaunchSpec
+from gpucost.rehearsal.protocol import tag_rules
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 
 def refused(call: Callable[[], object]) -> str:
@@ -29,6 +30,38 @@ def test_every_action_is_one_of_ec2s_and_answered_in_one_way() -> None:
     ours = {*actions.ACTIONS, *actions.REFUSED}
     assert ours <= set(model.operation_names)
     assert not set(actions.ACTIONS) & set(actions.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("action", "form", "ours"),
+    [
+        ("DescribeInstances", {"InstanceId.1": "i-0a"}, True),
+        ("GetConsoleOutput", {"InstanceId": "i-0a"}, True),
+        ("RebootInstances", {}, False),
+        ("ModifyInstanceMetadataOptions", {"InstanceId": "i-0a"}, False),
+        ("AttachVolume", {"VolumeId": "vol-0a", "InstanceId": "i-0a"}, False),
+        ("ModifyInstanceCreditSpecification", {"InstanceCreditSpecification.1.InstanceId": "i-0a"}, False),
+        ("DescribeVolumeStatus", {}, False),
+        ("AssociateAddress", {"InstanceId": "i-0a"}, False),
+    ],
+)
+def test_what_is_about_machines_is_answered_or_refused_here(action: str, form: dict[str, str], ours: bool) -> None:
+    assert (actions.refusal_of(action, form) is None) is ours
+
+
+@pytest.mark.parametrize(
+    ("action", "form"),
+    [
+        ("AssociateAddress", {"NetworkInterfaceId": "eni-0a"}),
+        ("CreateRoute", {"GatewayId": "igw-0a", "InstanceId": ""}),
+        ("CreateLaunchTemplate", {"LaunchTemplateData.InstanceType": "g4dn.xlarge"}),
+        ("DescribeImages", {"ImageId.1": "ami-0a"}),
+        ("NoSuchAction", {}),
+    ],
+)
+def test_what_is_not_about_machines_is_motos(action: str, form: dict[str, str]) -> None:
+    assert action not in actions.ACTIONS
+    assert actions.refusal_of(action, form) is None
 
 
 class Watch:

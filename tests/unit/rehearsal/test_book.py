@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucost.clock import ManualClock
-from gpucost.rehearsal.book.book import Book, Plan, TokenReused
+from gpucost.rehearsal.book.book import Book, Plan, TokenReused, visible_s
 from gpucost.rehearsal.book.records import BY_USER, FROM_INSIDE, NO_CAPACITY, Instance, LaunchSpec, Order
 from gpucost.rehearsal.market.series import Steady
 from tests.fakes.rehearsal import ORIGIN, OTHER, POOL, MemoryJournal, buy, market
@@ -121,10 +121,11 @@ def test_times_are_whole_seconds_and_the_first_reason_to_end_stands(book: Book, 
     assert not book.mark_running(one), "nothing wakes the dead"
 
 
-def test_shutdown_from_inside_follows_the_template_and_the_api_always_terminates(book: Book) -> None:
-    (stops,) = buy(book, spec=LaunchSpec(shutdown_behavior="stop"))
-    (ends,) = buy(book, spec=LaunchSpec(shutdown_behavior="terminate"))
-    (changed,) = buy(book, pool=OTHER, spec=LaunchSpec(shutdown_behavior="stop"))
+def test_shutdown_from_inside_follows_the_template_of_an_on_demand_instance(clock: ManualClock) -> None:
+    book = Book(market(spot=Steady(2), plain=Steady(3)), clock, MemoryJournal())
+    (stops,) = buy(book, lifecycle="on-demand", spec=LaunchSpec(shutdown_behavior="stop"))
+    (ends,) = buy(book, lifecycle="on-demand", spec=LaunchSpec(shutdown_behavior="terminate"))
+    (changed,) = buy(book, lifecycle="on-demand", spec=LaunchSpec(shutdown_behavior="stop"))
     book.set_shutdown_behavior(changed, "terminate")
     for one in (stops, ends, changed):
         book.begin_end(one, FROM_INSIDE)
@@ -132,6 +133,78 @@ def test_shutdown_from_inside_follows_the_template_and_the_api_always_terminates
     assert [known(book, one).state for one in (stops, ends, changed)] == ["stopped", "terminated", "terminated"]
     book.terminate_stopped(stops)
     assert known(book, stops).state == "terminated"
+
+
+def test_a_spot_instance_that_shuts_itself_down_is_terminated_whatever_its_template_says(book: Book) -> None:
+    (one,) = buy(book, spec=LaunchSpec(shutdown_behavior="stop"))
+    book.begin_end(one, FROM_INSIDE)
+    book.mark_ended(one)
+    ended = known(book, one)
+    assert (ended.state, ended.ending) == ("terminated", FROM_INSIDE)
+
+
+def test_what_is_switched_on_late_was_launched_then(book: Book, clock: ManualClock) -> None:
+    (one,) = buy(book)
+    clock.advance(timedelta(seconds=700))
+    assert (known(book, one).launched, known(book, one).billed_until) == (ORIGIN, ORIGIN), "nothing of it lives yet"
+    book.mark_on(one)
+    on = known(book, one)
+    assert (on.launched, on.created, on.billed_until) == (ORIGIN + timedelta(seconds=700), ORIGIN, None)
+    clock.advance(timedelta(seconds=5))
+    assert book.mark_on(one) is None, "it is launched once"
+    assert known(book, one).launched == on.launched
+
+
+def test_what_was_never_switched_on_did_not_live(book: Book, clock: ManualClock) -> None:
+    (one,) = buy(book)
+    clock.advance(timedelta(seconds=700))
+    book.begin_end(one, BY_USER)
+    ended = known(book, one)
+    assert ended.launched == ended.ended == ORIGIN + timedelta(seconds=700)
+
+
+def test_a_terminated_instance_is_shown_for_a_real_minute_at_any_speed() -> None:
+    assert visible_s(3600, speed=1) == 3600
+    assert visible_s(3600, speed=3600) == 60 * 3600
+
+
+class FullDisk(MemoryJournal):
+    """Takes nothing once it is full."""
+
+    full = False
+
+    def write(self, event: str, **facts: Any) -> None:
+        if self.full:
+            raise OSError("no space left")
+        super().write(event, **facts)
+
+
+def test_what_the_journal_cannot_take_has_not_happened(clock: ManualClock) -> None:
+    journal = FullDisk()
+    book = new_book(clock, journal)
+    (one,) = buy(book, tags={"a": "b"})
+    before = contents(book)
+    journal.full = True
+    changes: list[Callable[[], object]] = [
+        lambda: buy(book, token="again"),
+        lambda: book.mark_on(one),
+        lambda: book.mark_running(one),
+        lambda: book.begin_end(one, BY_USER),
+        lambda: book.give_notice(one, clock.now(), NO_CAPACITY),
+        lambda: book.add_tags([one], {"c": "d"}),
+        lambda: book.delete_launch(known(book, one).launch_id),
+    ]
+    for change in changes:
+        with pytest.raises(OSError, match="no space left"):
+            change()
+    assert contents(book) == before
+    journal.full = False
+    (another,) = buy(book, token="again")
+    restored = new_book(clock, MemoryJournal(), first_id=100)
+    restored.restore(journal.events())
+    assert contents(restored) == contents(book)
+    (third,) = buy(restored, pool=OTHER)
+    assert len({known(restored, each).number for each in (one, another, third)}) == 3, "no two share an address"
 
 
 def test_a_stopped_instance_starts_a_second_life(book: Book, clock: ManualClock) -> None:
@@ -173,10 +246,22 @@ def test_a_notice_is_given_once_and_not_to_the_dying(book: Book, clock: ManualCl
     at = clock.now() + timedelta(minutes=2)
     assert book.give_notice(first, at, NO_CAPACITY) is not None
     assert book.give_notice(first, at, NO_CAPACITY) is None
+    assert book.give_notice(first, at, None) is None
     book.withdraw_notice(first)
     assert book.give_notice(first, at, NO_CAPACITY) is not None
     book.begin_end(second, BY_USER)
     assert book.give_notice(second, at, NO_CAPACITY) is None
+
+
+def test_a_notice_for_nothing_gives_way_to_a_real_one(book: Book, clock: ManualClock) -> None:
+    (one,) = buy(book)
+    assert book.give_notice(one, clock.now() + timedelta(minutes=2), None) is not None
+    assert book.give_notice(one, clock.now() + timedelta(minutes=2), None) is None, "it was told that already"
+    clock.advance(timedelta(minutes=1))
+    real = book.give_notice(one, clock.now() + timedelta(minutes=2), NO_CAPACITY)
+    assert real is not None
+    assert (real.notice_at, real.action_at) == (ORIGIN + timedelta(minutes=1), ORIGIN + timedelta(minutes=3))
+    assert real.noticed_for == NO_CAPACITY
 
 
 def test_a_request_is_cancelled_once_and_the_instance_lives(book: Book, clock: ManualClock) -> None:
@@ -205,8 +290,8 @@ def test_nobody_can_change_what_was_handed_out(book: Book) -> None:
     assert before.tags["a"] == "b"
 
 
-STEPS = ["buy", "buy on demand", "reserve", "run", "end", "stop", "die", "start", "tag", "untag", "notice", "withdraw",
-         "rebalance", "cancel", "behave", "delete", "wait"]  # fmt: skip
+STEPS = ["buy", "buy on demand", "reserve", "on", "run", "end", "stop", "die", "start", "tag", "untag", "notice",
+         "withdraw", "rebalance", "cancel", "behave", "delete", "wait"]  # fmt: skip
 
 
 class Life:
@@ -246,6 +331,7 @@ class Life:
     def _change(self, name: str, one: Instance) -> None:
         book, later = self.book, self.clock.now() + timedelta(minutes=2)
         changes: dict[str, Callable[[], object]] = {
+            "on": lambda: book.mark_on(one.id),
             "run": lambda: book.mark_running(one.id),
             "end": lambda: book.begin_end(one.id, BY_USER, abrupt=True),
             "stop": lambda: book.begin_stop(one.id, FROM_INSIDE),

@@ -21,7 +21,7 @@ from gpucost.rehearsal.book.book import Book, TokenReused
 from gpucost.rehearsal.book.records import BY_USER, Instance, LaunchSpec, Lifecycle
 from gpucost.rehearsal.interruptions.fate import Habits
 from gpucost.rehearsal.interruptions.interrupter import Interrupter, NoticeLength
-from gpucost.rehearsal.interruptions.script import Event, Script
+from gpucost.rehearsal.interruptions.script import InterruptionKind, Script
 from gpucost.rehearsal.invoice.rule import Line, bill
 from gpucost.rehearsal.invoice.usages import usage_of
 from gpucost.rehearsal.machines.hypervisor import Hypervisor
@@ -32,8 +32,8 @@ from tests.fakes.rehearsal_power import FakePower
 
 SPEED = 60.0
 TOKENS = ["", "", "a", "b", "c"]
-EVENTS: list[Event] = ["notice", "no-notice", "false-notice", "rebalance"]
-LINGERS_S = 15 * SPEED
+KINDS: list[InterruptionKind] = ["notice", "no-notice", "false-notice", "rebalance"]
+LINGERS_S = 25 * SPEED
 """A machine that ends is not billed, while its programs get their time to end; a hypervisor looks but now and then."""
 
 LOOKS_S = 4 * SPEED
@@ -41,6 +41,8 @@ LOOKS_S = 4 * SPEED
 
 POOLS = st.sampled_from([POOL, OTHER])
 PICK = st.integers(0, 10_000)
+LATE_S = st.sampled_from([0, 61, 200])
+"""How late a busy host looks at what was sold."""
 
 
 class Quiet:
@@ -108,8 +110,10 @@ class Rehearsal(RuleBasedStateMachine):
         token=st.sampled_from(TOKENS),
         spot=st.booleans(),
         cheap=st.booleans(),
+        late_s=LATE_S,
+        regrets=st.booleans(),
     )
-    def buys(self, pool: PoolKey, count: int, token: str, spot: bool, cheap: bool) -> None:
+    def buys(self, pool: PoolKey, count: int, token: str, spot: bool, cheap: bool, late_s: int, regrets: bool) -> None:
         lifecycle: Lifecycle = "spot" if spot else "on-demand"
         was_known = token and token in self.fleets
         before = len(self.book.every())
@@ -127,6 +131,14 @@ class Rehearsal(RuleBasedStateMachine):
             for sold in {(one.pool, one.lifecycle) for one in self.book.every()[before:]}:
                 held = [one for one in self.book.holding() if (one.pool, one.lifecycle) == sold]
                 assert len(held) <= self.market.capacity(*sold, now), "never more than there is"
+        self.is_looked_at(late_s, ids if regrets else [])
+
+    def is_looked_at(self, late_s: int, ended: list[str]) -> None:
+        """A busy host looks at last; some owners think better of it meanwhile."""
+        self.watch.set(self.clock.now() + timedelta(seconds=late_s))
+        for instance_id in ended:
+            self.book.begin_end(instance_id, BY_USER)
+        self.every_second_on_the_invoice_was_lived()
         self.hypervisor.tick()
 
     @precondition(lambda self: self.fleets)
@@ -155,11 +167,11 @@ class Rehearsal(RuleBasedStateMachine):
         assert self.book.shown("eu-west-1") == []
 
     @precondition(lambda self: self.book.holding())
-    @rule(pick=PICK, event=st.sampled_from(EVENTS))
-    def interrupts(self, pick: int, event: Event) -> None:
+    @rule(pick=PICK, kind=st.sampled_from(KINDS))
+    def interrupts(self, pick: int, kind: InterruptionKind) -> None:
         spot = [one for one in self.book.holding() if one.lifecycle == "spot"]
         if spot:
-            self.interrupter.interrupt(spot[pick % len(spot)].id, event)
+            self.interrupter.interrupt(spot[pick % len(spot)].id, kind)
 
     @precondition(lambda self: self.book.every())
     @rule(pick=PICK)
@@ -178,14 +190,14 @@ class Rehearsal(RuleBasedStateMachine):
         self.hypervisor.tick()
 
     @precondition(lambda self: [one for one in self.book.every() if one.state == "stopped"])
-    @rule(pick=PICK)
-    def starts_again(self, pick: int) -> None:
+    @rule(pick=PICK, late_s=LATE_S, regrets=st.booleans())
+    def starts_again(self, pick: int, late_s: int, regrets: bool) -> None:
         stopped = [one for one in self.book.every() if one.state == "stopped"]
         one = stopped[pick % len(stopped)]
         with self.book.locked:
             if self.book.free(one.pool, one.lifecycle, self.clock.now()) > 0:
                 self.book.start_again(one.id)
-        self.hypervisor.tick()
+        self.is_looked_at(late_s, [one.id] if regrets else [])
 
     @precondition(lambda self: self.power.living())
     @rule(pick=PICK)

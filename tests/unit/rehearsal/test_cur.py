@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpucost.rehearsal.invoice.cur import COLUMNS, as_csv, as_rows
 from gpucost.rehearsal.invoice.disks import Volume
 from gpucost.rehearsal.invoice.document import as_json
-from gpucost.rehearsal.invoice.rule import Line, Usage, bill
+from gpucost.rehearsal.invoice.rule import Line, Period, Usage, bill
 from tests.unit.rehearsal.test_invoice_properties import NOW, usages
 
 START = datetime(2026, 11, 30, 22, 20, 0, tzinfo=UTC)
@@ -39,14 +39,12 @@ def flat(price: str) -> Callable[[datetime], Decimal]:
 def line(minutes: float, *, zone: str = "us-east-1a", spot: bool = True, **rest: Any) -> Line:
     price_at = rest.pop("price_at", jumping if spot else flat("0.65"))
     ended = START + timedelta(minutes=minutes)
-    usage = Usage.once(
+    usage = Usage(
         rest.pop("ident", "i-1"),
         "g2.2xlarge",
         zone,
         "spot" if spot else "on-demand",
-        START,
-        ended,
-        rest.pop("interrupted", False),
+        (Period(START, ended, rest.pop("interrupted", False)),),
         price_at,
         on_demand=Decimal("0.65"),
         **rest,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpucost.rehearsal.book.records import Instance, LaunchSpec
-from gpucost.rehearsal.interruptions.events import Announcer, Event, Fate
+from gpucost.rehearsal.interruptions.events import Announcer, Envelope
 from gpucost.rehearsal.market.places import PoolKey
 
 NOW = datetime(2026, 11, 30, 12, 0, 5, 900_000, tzinfo=UTC)
@@ -32,21 +32,21 @@ ONE = Instance(
 class RecordingBus:
     """Remembers what was put on it; `full` says which events it refuses."""
 
-    def __init__(self, full: Callable[[Event], bool] = lambda _event: False) -> None:
-        self.got: list[tuple[str, Event]] = []
+    def __init__(self, full: Callable[[Envelope], bool] = lambda _event: False) -> None:
+        self.got: list[tuple[str, Envelope]] = []
         self._full = full
 
-    def put_event(self, region: str, event: Event) -> None:
+    def put_event(self, region: str, event: Envelope) -> None:
         if self._full(event):
             raise ValueError("the bus is full")
         self.got.append((region, event))
 
 
-def announced(tell: Callable[[Announcer], None], bus: RecordingBus | None = None, fate: Fate = "once") -> list[Any]:
+def announced(tell: Callable[[Announcer], None], bus: RecordingBus | None = None) -> list[Any]:
     """What is on the bus after `tell`, with the announcer ended."""
     bus = bus or RecordingBus()
     numbers = iter(range(100))
-    announcer = Announcer(bus, lambda: NOW, "123456789012", fate=lambda: fate, new_id=lambda: f"id-{next(numbers)}")
+    announcer = Announcer(bus, lambda: NOW, "123456789012", new_id=lambda: f"id-{next(numbers)}")
     tell(announcer)
     announcer.stop()
     return bus.got
@@ -101,11 +101,6 @@ def test_only_changes_of_state_are_told() -> None:
     assert [event["detail"]["state"] for _, event in announced(tell)] == ["pending", "running"]
 
 
-@pytest.mark.parametrize(("fate", "ids"), [("lost", []), ("once", ["id-0"]), ("twice", ["id-0", "id-0"])])
-def test_an_event_is_lost_or_comes_twice_as_the_same_event(fate: Fate, ids: list[str]) -> None:
-    assert [event["id"] for _, event in announced(lambda a: a.recommend(ONE), fate=fate)] == ids
-
-
 def test_a_bus_that_fails_is_told_in_the_log_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     def tell(announcer: Announcer) -> None:
         announcer.warn(replace(ONE, id="i-first", notice_at=NOW))
@@ -121,7 +116,7 @@ def test_who_announces_does_not_wait_for_the_bus() -> None:
     let_go = threading.Event()
 
     class SlowBus(RecordingBus):
-        def put_event(self, region: str, event: Event) -> None:
+        def put_event(self, region: str, event: Envelope) -> None:
             assert let_go.wait(10)
             super().put_event(region, event)
 

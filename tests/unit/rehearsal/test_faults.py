@@ -16,13 +16,15 @@ from pydantic import ValidationError
 from werkzeug.test import Client, EnvironBuilder
 from werkzeug.wrappers import Response
 
-from gpucost.rehearsal.faults import catalogue
-from gpucost.rehearsal.faults.answers import error_response
 from gpucost.rehearsal.faults.control import FaultsControl
 from gpucost.rehearsal.faults.credentials import MOTO_EXAMPLE_KEY, Credentials, CredentialsChange
-from gpucost.rehearsal.faults.gate import Gate, read_request
+from gpucost.rehearsal.faults.gate import Gate
 from gpucost.rehearsal.faults.injector import Injector
-from gpucost.rehearsal.faults.rules import Call, FaultRule, FaultSet, load_faults
+from gpucost.rehearsal.faults.rules import FaultRule, FaultSet, load_faults
+from gpucost.rehearsal.protocol import catalogue
+from gpucost.rehearsal.protocol.answers import error_response
+from gpucost.rehearsal.protocol.reading import Call, read
+from gpucost.rehearsal.protocol.wire import Ec2Error, answer
 
 NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 BUY = Call("ec2", "CreateFleet", "us-east-1", "AKIAONE")
@@ -171,7 +173,7 @@ def test_pools_are_refused_by_pattern_and_lifecycle() -> None:
 
 def test_messages_are_lost_and_doubled() -> None:
     injector = Injector(rules=[rule("lost", times=1), rule("doubled", times=2)])
-    assert [injector.message_fate() for _ in range(4)] == ["lost", "twice", "twice", "once"]
+    assert [injector.copies() for _ in range(4)] == [0, 2, 2, 1]
 
 
 def test_skew_is_for_whom_it_matches() -> None:
@@ -379,8 +381,76 @@ def test_a_skewed_cloud_refuses_good_signatures_of_those_it_is_skewed_for() -> N
 
 def test_presigned_requests_are_read_from_their_query() -> None:
     query = {"Action": "GetCallerIdentity", "X-Amz-Credential": "AKIAONE/20261130/eu-west-1/sts/aws4_request"}
-    asked = read_request(EnvironBuilder("/", query_string=query).get_environ(), "us-east-1")
+    asked = read(EnvironBuilder("/", query_string=query).get_environ(), "us-east-1")
     assert asked.call == Call("sts", "GetCallerIdentity", "eu-west-1", "AKIAONE")
+
+
+def test_parameters_are_read_once_from_the_body_or_from_the_address() -> None:
+    form = {"Action": "DescribeInstances", "InstanceId.1": "i-0a", "Empty": ""}
+    in_body = EnvironBuilder("/", method="POST", data=form).get_environ()
+    in_address = EnvironBuilder("/", query_string=form).get_environ()
+    for environ in (in_body, in_address):
+        asked = read(environ, "eu-west-1")
+        assert (asked.call, asked.form) == (Call("ec2", "DescribeInstances", "eu-west-1"), form)
+        assert read(environ, "another") is asked
+    assert in_body["wsgi.input"].read() == b"Action=DescribeInstances&InstanceId.1=i-0a&Empty="
+
+
+@pytest.mark.parametrize("code", catalogue.codes())
+def test_an_error_has_one_status_whoever_answers_it(code: str) -> None:
+    failure = catalogue.failure(code)
+    assert answer("CreateFleet", Ec2Error(code, "said"))[0] == failure.status
+    assert error_response("ec2", failure, as_json=False).status_code == failure.status
+
+
+def test_rules_and_their_counts_outlive_the_cloud(tmp_path: Path) -> None:
+    kept_in = tmp_path / "faults.json"
+    given = [rule("error", code="Throttling", times=3), rule("error", id="t", code="Unavailable", rate=0.3)]
+    whole = outcomes(Injector(7, given), BUY, 60)
+    first = Injector(7, given, kept_in)
+    lived = outcomes(first, BUY, 20)
+    first.add([rule("lost", id="by hand")])
+    second = Injector(7, given, kept_in)
+    assert second.as_json() == first.as_json()
+    assert lived + outcomes(second, BUY, 40) == whole, "what chance held for the rules goes on where it was"
+    assert kept_in.stat().st_mode & 0o777 == 0o600
+    second.clear("t")
+    changed = rule("lost", id="by hand", times=1)
+    third = Injector(7, [changed], kept_in)
+    assert [(shown["id"], shown.get("times")) for shown in third.as_json()] == [("fault-1", 3), ("by hand", 1)]
+
+
+def test_what_was_taken_from_callers_outlives_the_cloud(tmp_path: Path) -> None:
+    kept_in = tmp_path / "credentials.json"
+    wire = Wire()
+    wire.credentials = Credentials("123456789012", lambda: wire.now, kept_in)
+    wire.gate = Gate(wire.injector, wire.credentials, region="us-east-1")
+    wire.body = ISSUED.format("ASIATEMP")
+    wire.ask("sts", "AssumeRole")
+    wire.credentials.change(
+        CredentialsChange.model_validate(
+            {"deny": [{"action": "ec2:CreateFleet"}], "disable": ["AKIAGONE"], "expire": ["AKIAOLD"]}
+        )
+    )
+    again = Credentials("123456789012", lambda: wire.now, kept_in)
+    assert again.as_json() == wire.credentials.as_json()
+    wire.gate = Gate(wire.injector, again, region="us-east-1")
+    assert wire.refused() == "UnauthorizedOperation"
+    assert wire.refused(action="DescribeInstances", key="AKIAGONE") == "AuthFailure"
+    assert wire.refused(action="DescribeInstances", key="AKIAOLD") == "RequestExpired"
+    wire.now += timedelta(minutes=15)
+    assert wire.refused(action="DescribeInstances", key="ASIATEMP") == "RequestExpired"
+    assert kept_in.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", ["{", '{"rules": [{"id": "a"}], "deny": 5}'])
+def test_a_damaged_file_says_what_to_do(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"kept\.json cannot be read: .*remove it"):
+        Injector(kept_in=path)
+    with pytest.raises(ValueError, match=r"(?s)kept\.json cannot be read: .*remove it"):
+        Credentials("123456789012", kept_in=path)
 
 
 def endpoint(control: FaultsControl, name: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:

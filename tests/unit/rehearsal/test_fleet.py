@@ -10,18 +10,18 @@ import pytest
 
 from gpucost.clock import ManualClock
 from gpucost.rehearsal.api import fleet_request
-from gpucost.rehearsal.api.context import Context, Failure, Refusal
+from gpucost.rehearsal.api.context import Context, Reason, Refusal
 from gpucost.rehearsal.api.fleet import Planner
 from gpucost.rehearsal.api.fleet_request import Candidate, Target, targets
 from gpucost.rehearsal.api.quotas import family
 from gpucost.rehearsal.api.visibility import Visibility
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import LaunchSpec
 from gpucost.rehearsal.market.file import DiskPrice, Quota, SourcedPrice, TypeOffer, Zone
 from gpucost.rehearsal.market.market import Market, PoolMarket
 from gpucost.rehearsal.market.places import PoolKey
 from gpucost.rehearsal.market.series import PricePoint, Steady
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.moto_side import MotoSide
 from tests.fakes.rehearsal import ORIGIN, SOURCE, MemoryJournal, ToldPrices, at
 
@@ -43,7 +43,7 @@ class Vcpus:
         return {G4: 4, P3: 8}[instance_type]
 
 
-def no_refusal(_pool: PoolKey, _lifecycle: str) -> Failure | None:
+def no_refusal(_pool: PoolKey, _lifecycle: str) -> Reason | None:
     return None
 
 
@@ -196,7 +196,7 @@ def test_families_of_quotas(instance_type: str, of: str | None) -> None:
 def test_faults_are_asked_only_for_pools_that_would_be_bought_from() -> None:
     asked: list[tuple[str, str]] = []
 
-    def refuse_a(pool: PoolKey, lifecycle: str) -> Failure | None:
+    def refuse_a(pool: PoolKey, lifecycle: str) -> Reason | None:
         asked.append((pool.zone, lifecycle))
         return ("UnfulfillableCapacity", "a fault") if pool.zone == ZONES[0] else None
 

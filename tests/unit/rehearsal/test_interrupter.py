@@ -15,7 +15,7 @@ from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import Instance
 from gpucost.rehearsal.interruptions.fate import Habits, draw, load_habits
 from gpucost.rehearsal.interruptions.interrupter import Interrupter, NoticeLength
-from gpucost.rehearsal.interruptions.script import Rule, Script
+from gpucost.rehearsal.interruptions.script import InterruptionKind, ProgressReader, Rule, Script
 from gpucost.rehearsal.market.market import Market
 from tests.fakes.rehearsal import ORIGIN, MemoryJournal, Watch, at, buy, capacity, instance, market
 
@@ -173,13 +173,31 @@ def test_a_false_notice_passes_and_leaves_no_trace(tmp_path: Path) -> None:
     scene = Scene(market(), tmp_path)
     (one,) = buy(scene.book)
     assert scene.interrupter.interrupt(one, "false-notice")
-    assert not scene.interrupter.interrupt(one, "notice"), "it was told already"
+    assert not scene.interrupter.interrupt(one, "false-notice"), "it was told already"
     assert scene.bus.warned == [one]
     assert scene.show(one).action_at == at(minutes=2)
     scene.tick(at(minutes=2))
     assert scene.show(one).living
     assert scene.show(one).action_at is None
     assert scene.interrupter.interrupt(one, "notice")
+
+
+@pytest.mark.parametrize("why", ["capacity", "price"])
+def test_a_false_notice_shields_from_no_real_one(tmp_path: Path, why: str) -> None:
+    gone = capacity((LONG_AGO, 1), (at(minutes=3), 0)) if why == "capacity" else None
+    prices = ((LONG_AGO, "0.2"), (at(minutes=3), "0.31" if why == "price" else "0.2"))
+    scene = Scene(market(gone, prices), tmp_path)
+    (one,) = buy(scene.book, cap="0.3")
+    assert scene.interrupter.interrupt(one, "false-notice")
+    scene.tick(at(minutes=1, seconds=30))
+    assert scene.bus.warned == [one, one], "announced again, with the moment that counts"
+    assert scene.show(one).action_at == at(minutes=3, seconds=30)
+    scene.tick(at(minutes=2))
+    assert scene.show(one).action_at == at(minutes=3, seconds=30), "the false one has not taken it away"
+    scene.tick(at(minutes=3, seconds=30))
+    ending = scene.show(one).ending
+    assert ending is not None
+    assert ending.spot_status == f"instance-terminated-{'no-capacity' if why == 'capacity' else 'by-price'}"
 
 
 def test_false_notices_by_habit_are_given_once(tmp_path: Path) -> None:
@@ -192,23 +210,78 @@ def test_false_notices_by_habit_are_given_once(tmp_path: Path) -> None:
     assert not scene.ending(ids)
 
 
-@pytest.mark.parametrize("event", ["notice", "no-notice", "rebalance"])
-def test_a_script_fires_at_the_step_of_a_job(tmp_path: Path, event: str) -> None:
+def runs_a_job(scene: Scene, folder: Path, job: str, step: int) -> str:
+    """A running instance whose job is at a step."""
+    (one,) = buy(scene.book, tags={"gpucost:job": job})
+    scene.book.mark_running(one)
+    (folder / one / "work").mkdir(parents=True)
+    (folder / one / "work/progress.json").write_text(json.dumps({"step": step}))
+    return one
+
+
+@pytest.mark.parametrize("kind", ["notice", "no-notice", "rebalance"])
+def test_a_script_fires_at_the_step_of_a_job(tmp_path: Path, kind: InterruptionKind) -> None:
     scene = Scene(market(), tmp_path)
-    mine, other = buy(scene.book, tags={"gpucost:job": "mine"})[0], buy(scene.book, tags={"gpucost:job": "x"})[0]
-    for one in (mine, other):
-        scene.book.mark_running(one)
-        (tmp_path / one / "work").mkdir(parents=True)
-        (tmp_path / one / "work/progress.json").write_text(json.dumps({"step": 300}))
-    scene.script.add([Rule(job="mine", step=300, event=event)])  # type: ignore[arg-type]
+    mine, other = runs_a_job(scene, tmp_path, "mine", 300), runs_a_job(scene, tmp_path, "x", 300)
+    scene.script.add([Rule(job="mine", step=300, event=kind)])
     scene.tick(at(minutes=1))
     hit = scene.show(mine)
     assert {"notice": hit.action_at is not None, "no-notice": hit.abrupt, "rebalance": hit.rebalance_at is not None}[
-        event
+        kind
     ]
     quiet = scene.show(other)
     assert quiet.living
     assert (quiet.action_at, quiet.rebalance_at) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["rebalance", "false-notice"])
+def test_a_rule_hits_each_instance_once_however_long_it_stays_at_the_step(
+    tmp_path: Path, kind: InterruptionKind
+) -> None:
+    scene = Scene(market(), tmp_path)
+    first = runs_a_job(scene, tmp_path, "mine", 300)
+    scene.script.add([Rule(job="mine", step=300, event=kind, times=2)])
+    for minute in range(1, 20):
+        scene.tick(at(minutes=minute))
+    assert scene.bus.warned + scene.bus.recommended == [first]
+    second = runs_a_job(scene, tmp_path, "mine", 300)
+    for minute in range(20, 40):
+        scene.tick(at(minutes=minute))
+    assert scene.bus.warned + scene.bus.recommended == [first, second], "the second shot was kept for another"
+
+
+def test_an_instance_that_was_told_already_costs_no_shot(tmp_path: Path) -> None:
+    scene = Scene(market(), tmp_path)
+    told, other = runs_a_job(scene, tmp_path, "mine", 300), runs_a_job(scene, tmp_path, "mine", 10)
+    assert scene.interrupter.interrupt(told, "rebalance")
+    scene.script.add([Rule(job="mine", step=300, event="rebalance")])
+    scene.tick(at(minutes=1))
+    (tmp_path / other / "work/progress.json").write_text('{"step":  300}')
+    scene.tick(at(minutes=2))
+    assert scene.bus.recommended == [told, other]
+
+
+def test_what_one_job_leaves_on_its_disk_does_not_stop_the_script(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(market(), tmp_path)
+    bad, worse, good = (runs_a_job(scene, tmp_path, "mine", 300) for _ in range(3))
+    loop = tmp_path / bad / "work/progress.json"
+    loop.unlink()
+    loop.symlink_to(loop)
+    whole = ProgressReader.step
+
+    def step(reader: ProgressReader) -> int | None:
+        if reader._folder.name == worse:
+            raise RuntimeError("nobody thought of this")
+        return whole(reader)
+
+    monkeypatch.setattr(ProgressReader, "step", step)
+    scene.script.add([Rule(job="mine", step=300, times=9)])
+    for minute in (1, 2, 3):
+        scene.tick(at(minutes=minute))
+    assert scene.ending([bad, worse, good]) == [good]
+    assert len([record for record in caplog.records if "nobody thought of this" in str(record.exc_text)]) == 1
 
 
 @given(st.integers(0, 2**31), st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))

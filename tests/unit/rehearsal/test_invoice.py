@@ -27,7 +27,7 @@ def used(
     interrupted: bool = False,
 ) -> Usage:
     ended = None if seconds is None else START + timedelta(seconds=seconds)
-    return Usage.once("i-1", "g4dn.xlarge", "us-east-1a", lifecycle, START, ended, interrupted, price_at)
+    return Usage("i-1", "g4dn.xlarge", "us-east-1a", lifecycle, (Period(START, ended, interrupted),), price_at)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,9 @@ def test_periods_out_of_order_and_an_open_one_before_the_last_are_refused() -> N
 def test_disks_are_paid_for_also_when_compute_is_free_and_totals_hold_both() -> None:
     volume = Volume("vol-1", 100, "gp3", START, START + timedelta(minutes=31), Decimal("0.08"))
     ended = START + timedelta(minutes=30)
-    once = ("i-1", "g4dn.xlarge", "us-east-1a", "spot", START, ended, True, flat("0.21"))
-    document = as_json(
-        [bill(Usage.once(*once, volumes=(volume, volume)), START), bill(used(1800, flat("0.21")), START)], START
-    )
+    free_hour = (Period(START, ended, interrupted=True),)
+    both = Usage("i-1", "g4dn.xlarge", "us-east-1a", "spot", free_hour, flat("0.21"), volumes=(volume, volume))
+    document = as_json([bill(both, START), bill(used(1800, flat("0.21")), START)], START)
     free, paid = document["lines"]
     # 100 GiB * 0.08 * 1860 s / 2,592,000 s = 0.005740740...
     assert (free["amount"], free["disk_amount"], paid["disk_amount"]) == ("0.000000", "0.011482", "0.000000")

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from gpucost.rehearsal.book.records import BY_USER, FROM_INSIDE, NO_CAPACITY, Disk, Instance, LaunchSpec
+from gpucost.rehearsal.book.volumes import volume_id
 from gpucost.rehearsal.invoice.rule import Line, bill
-from gpucost.rehearsal.invoice.usages import usage_of, volume_id
+from gpucost.rehearsal.invoice.usages import usage_of
 from gpucost.rehearsal.market.file import DiskPrice, Zone
 from gpucost.rehearsal.market.market import Market, PoolMarket
 from gpucost.rehearsal.market.places import PoolKey

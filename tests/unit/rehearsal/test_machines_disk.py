@@ -15,6 +15,8 @@ from gpucost.rehearsal.machines import disk
         (None, ""),
         (b"#!/bin/sh\necho hello\n", ""),
         (b"#! /bin/sh -e\n", ""),
+        (b"#!/bin/sh\0\n", ""),
+        (b"#!/no/such\0\n", "/no/such is not a program on this machine"),
         (b"\x7fELF\x02", ""),
         (b"echo hello\n", "expected #! and an interpreter"),
         (b"#cloud-config\n", "expected #! and an interpreter"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import BY_USER, FROM_INSIDE, LOST, NO_CAPACITY, LaunchSpec
+from gpucost.rehearsal.machines import hypervisor
 from gpucost.rehearsal.machines.hypervisor import Hypervisor
 from gpucost.rehearsal.machines.memory import MIB, MemoryLimit
 from gpucost.rehearsal.settings import Settings
@@ -138,7 +140,7 @@ def test_a_machine_that_is_terminated_while_pending_never_boots(host: Host) -> N
 
 @pytest.mark.parametrize(("behavior", "left"), [("terminate", "terminated"), ("stop", "stopped")])
 def test_shutdown_from_inside_ends_it_as_its_template_says(host: Host, behavior: Any, left: str) -> None:
-    one = host.running(spec=LaunchSpec(shutdown_behavior=behavior))
+    one = host.running(lifecycle="on-demand", spec=LaunchSpec(shutdown_behavior=behavior))
     host.power.ask_shutdown(one)
     host.pass_(seconds=1)
     host.until(at(seconds=60))
@@ -216,6 +218,84 @@ def test_a_fault_with_one_machine_leaves_the_others_alone(host: Host, caplog: py
     host.pass_(seconds=1)
     assert host.state(one) == "running"
     assert len([record for record in caplog.records if "the market is away" in str(record.exc_text)]) == 1
+
+
+def test_a_machine_that_is_switched_on_late_is_launched_then_and_boots_later(host: Host) -> None:
+    (one,) = buy(host.book)
+    host.pass_(seconds=700.5)
+    assert instance(host.book, one).launched == at(seconds=700)
+    ((on, _),) = host.power.lives_of(one)
+    assert on - at(seconds=700) < timedelta(seconds=1)
+    host.pass_(seconds=29)
+    assert host.state(one) == "pending"
+    host.pass_(seconds=1)
+    assert host.state(one) == "running"
+
+
+def test_what_a_full_journal_did_not_take_is_done_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = buy(host.book)
+    with monkeypatch.context() as full:
+        full.setattr(host.journal, "write", refuse("no space left"))
+        host.pass_(seconds=50.5)
+    assert host.names(one) == ["sh"]
+    host.pass_(seconds=50)
+    assert instance(host.book, one).launched == at(seconds=100)
+    host.pass_(seconds=30)
+    assert (host.state(one), host.names(one)) == ("running", ["sh", "user-data"])
+
+
+def refuse(why: str) -> Callable[..., Any]:
+    """What always fails."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(why)
+
+    return fails
+
+
+def test_a_look_that_could_not_look_loses_no_machine(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = host.running()
+    with monkeypatch.context() as blind:
+        blind.setattr(host.power, "look", refuse("Too many open files"))
+        host.watch.set(at(minutes=10))
+        with pytest.raises(OSError, match="Too many open files"):
+            host.hypervisor.tick()
+    host.pass_(minutes=1)
+    assert host.state(one) == "running"
+
+
+def real_hypervisor(host: Host) -> Hypervisor:
+    """Of the same machines, in a thread and in real time."""
+    settings = host.settings.model_copy(update={"tick_real_s": 0.01})
+    return Hypervisor(host.book, host.clock, settings, host.power)
+
+
+def within(limit_real_s: float, true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + limit_real_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+def test_the_thread_outlives_a_tick_that_fails_and_says_so_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hypervisor, "SILENT_REAL_S", 0.1)
+    hypervisor_ = real_hypervisor(host)
+    assert not hypervisor_.healthy(), "it has not begun"
+    hypervisor_.start()
+    (one,) = buy(host.book)
+    assert within(5, lambda: host.names(one) == ["sh"])
+    with monkeypatch.context() as broken:
+        broken.setattr(host.power, "shutdown_requests", refuse("the host is ill"))
+        assert within(5, lambda: not hypervisor_.healthy())
+        assert "the host is ill" in (hypervisor_.ailment() or "")
+    assert within(5, hypervisor_.healthy)
+    (another,) = buy(host.book)
+    assert within(5, lambda: host.names(another) == ["sh"])
+    hypervisor_.stop()
+    assert not hypervisor_.healthy(), "nobody looks after machines now"
+    assert len([record for record in caplog.records if "the host is ill" in str(record.exc_text)]) == 1
 
 
 def test_machines_go_on_over_a_restart_of_the_cloud(host: Host) -> None:

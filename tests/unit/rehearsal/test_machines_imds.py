@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpucost.rehearsal.api import views
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import BY_USER, NO_CAPACITY, LaunchSpec
 from gpucost.rehearsal.machines.imds import Answer, Imds
-from tests.fakes.rehearsal import MemoryJournal, Watch, at, buy, market
+from tests.fakes.rehearsal import MemoryJournal, Watch, at, buy, instance, market
 
 SPEC = LaunchSpec(
     image_id="ami-1",
@@ -85,6 +86,14 @@ def test_items_say_what_the_book_says(machine: Machine) -> None:
     assert json.loads(machine.ask("latest/dynamic/instance-identity/document").body)["instanceId"] == machine.id
     assert machine.status("no-such-item") == 404
     assert machine.status("place") == 404
+
+
+def test_its_name_and_address_are_those_that_the_api_shows(machine: Machine) -> None:
+    one = instance(machine.book, machine.id)
+    shown = views.instance(one, {"us-east-1a": "use1-az6"}, "123456789012")
+    assert shown["PrivateDnsName"] == machine.get("hostname") == machine.get("local-hostname")
+    assert shown["PrivateIpAddress"] == machine.get("local-ipv4")
+    assert machine.get("hostname").endswith(".ec2.internal"), "as in us-east-1"
 
 
 def test_without_tags_role_and_user_data_these_are_not_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -70,6 +71,32 @@ def test_requests_are_read_whole_and_by_machine(found: LocalPower, tmp_path: Pat
     (requests / "i-2").write_text("+3\n")
     (requests / "i-3.part").write_text("no")
     assert found.shutdown_requests() == {"i-1": "now", "i-2": "+3"}
+
+
+def test_one_machine_cannot_keep_the_requests_of_others_from_being_heard(found: LocalPower, tmp_path: Path) -> None:
+    requests = tmp_path / power.REQUESTS
+    (requests / "i-1").mkdir()
+    (requests / "i-2").write_text("now")
+    (requests / "i-3").symlink_to("i-3")
+    os.mkfifo(requests / "i-4")
+    assert found.shutdown_requests() == {"i-2": "now"}
+    shutil.rmtree(requests)
+    assert found.shutdown_requests() == {}
+    (requests / "i-2").write_text("now")
+    assert found.shutdown_requests() == {"i-2": "now"}, "the folder is there again"
+
+
+def test_a_machine_is_switched_off_whatever_it_made_of_its_files(found: LocalPower, tmp_path: Path) -> None:
+    folder = found.folder("i-1")
+    disk.prepare(folder, None, folder / "request")
+    (tmp_path / power.REQUESTS / "i-1").mkdir()
+    (folder / disk.INIT_PID).mkdir()
+    os.mkfifo(folder / disk.CONSOLE)
+    with pytest.raises(OSError, match="console"):
+        found.console("i-1", "nobody reads this")
+    found.switch_off("i-1")
+    assert not found.was_on("i-1")
+    assert found.shutdown_requests() == {}
 
 
 def test_a_machine_was_on_from_its_first_process_until_it_is_switched_off(found: LocalPower) -> None:

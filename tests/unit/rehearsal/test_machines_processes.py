@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gpucost.rehearsal.machines.processes import MARKER, Scanner, pss
 
@@ -104,3 +108,22 @@ def test_the_real_table_says_how_much_memory_we_use() -> None:
     assert found is not None
     assert found > 2**20
     assert pss(2**22 + 1) is None
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_who_could_not_look_does_not_say_that_nobody_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    proc = ProcFolder(tmp_path)
+    proc.add(10, "cloud/i-1")
+    assert proc.pids() == {"i-1": {10}}
+
+    def refuse(*_: Any) -> int:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as poor:
+        poor.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="open files"):
+            proc.pids()
+    proc.now = 60
+    assert proc.pids() == {"i-1": {10}}

@@ -14,7 +14,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from gpucost.rehearsal.api import serializer, wire
+from gpucost.rehearsal.protocol import serializer, wire
 
 ACTIONS = [
     "CreateFleet",

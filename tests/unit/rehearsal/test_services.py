@@ -14,9 +14,9 @@ from moto.core.exceptions import ServiceException
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.market.file import MarketError, MarketFile
 from gpucost.rehearsal.market.market import Market, from_file
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services import instance_types, launch_templates, memory, tables
 from gpucost.rehearsal.services.app import changes
 from gpucost.rehearsal.services.moto_side import MotoSide

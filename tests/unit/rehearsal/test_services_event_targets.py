@@ -9,7 +9,7 @@ import pytest
 from moto.events.models import Rule
 from moto.sqs.models import sqs_backends
 
-from gpucost.rehearsal.services import event_targets
+from gpucost.rehearsal.services import event_targets, queues
 
 ACCOUNT = "123456789012"
 EVENT = {
@@ -91,6 +91,40 @@ def test_nothing_comes_from_rules_that_do_not_concern_the_event(queue: Any) -> N
     assert received(queue, rule(target, pattern=at_noon)) == [], "patterns see the time as text"
     evening = json.dumps({"time": [{"suffix": "22:13:20Z"}]})
     assert len(received(queue, rule(target, pattern=evening))) == 1
+
+
+@pytest.fixture
+def asked() -> Any:
+    """How many messages asked for their fate, and what they are told; all is well again afterwards."""
+    told: dict[str, int] = {"asked": 0, "copies": 1}
+
+    def copies() -> int:
+        told["asked"] += 1
+        return told["copies"]
+
+    queues.put_copies(copies)
+    yield told
+    queues.put_copies(lambda: 1)
+
+
+def test_fate_is_asked_for_each_message_and_for_no_event_without_one(queue: Any, asked: dict[str, int]) -> None:
+    assert received(queue, rule({"Arn": queue.queue_arn}, pattern=json.dumps({"source": ["aws.health"]}))) == []
+    event_targets.deliver(rule({"Arn": f"arn:aws:sqs:us-west-2:{ACCOUNT}:nowhere"}), EVENT)
+    assert asked["asked"] == 0
+    asked["copies"] = 2
+    first, second = received(queue, rule({"Arn": queue.queue_arn}))
+    assert (first, asked["asked"]) == (second, 1)
+    asked["copies"] = 0
+    assert len(received(queue, rule({"Arn": queue.queue_arn}))) == 2, "the third is lost"
+
+
+def test_what_only_moves_to_another_queue_asks_nothing(queue: Any, asked: dict[str, int]) -> None:
+    received(queue, rule({"Arn": queue.queue_arn}))
+    (message,) = queue.messages
+    message.approximate_receive_count = 3
+    asked["copies"] = 0
+    queue.add_message(message)
+    assert (len(queue.messages), asked["asked"]) == (2, 1)
 
 
 def test_what_cannot_be_delivered_is_logged(caplog: pytest.LogCaptureFixture) -> None:

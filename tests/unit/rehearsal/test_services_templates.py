@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import Disk
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.templates import LARGEST_USER_DATA, launch_spec
 
 ROOT_DISK = Disk("/dev/xvda", 8, "gp3", delete_on_termination=True)

@@ -61,3 +61,9 @@ def test_a_broken_file_is_not_taken_for_a_first_start(tmp_path: Path) -> None:
     (tmp_path / "clock.json").write_text('{"clock": ')
     with pytest.raises(ValueError, match=r"clock\.json is not a rehearsal's clock.*use another --state-dir"):
         take_up(tmp_path, 120, None, REAL)
+
+
+def test_a_clock_that_is_gone_is_not_made_anew_for_those_who_live_by_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"clock\.json is missing"):
+        take_up(tmp_path, 60, None, datetime.now(UTC), lived=True)
+    assert not (tmp_path / "clock.json").exists()

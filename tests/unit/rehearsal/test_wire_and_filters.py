@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -11,8 +13,12 @@ import botocore.model
 import botocore.parsers
 import botocore.serialize
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moto.core.exceptions import ServiceException
 
-from gpucost.rehearsal.api import filters, wire
+from gpucost.rehearsal.protocol import filters, wire
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +92,30 @@ def test_an_error_reaches_the_caller_with_its_code(model: botocore.model.Service
     assert (error["Code"], error["Message"]) == ("InvalidInstanceID.NotFound", "no such instance")
 
 
+@pytest.mark.parametrize(
+    ("result", "code", "status"),
+    [
+        ({"Tags": [{"Key": "bell", "Value": "\x07"}]}, "InternalError", 500),
+        ({"Tag": []}, "InternalError", 500),
+        (ZeroDivisionError("a mistake"), "InternalError", 500),
+        (ServiceException("InvalidSubnetID.NotFound", "none"), "InvalidSubnetID.NotFound", 400),
+        (wire.Ec2Error("UnauthorizedOperation", "no"), "UnauthorizedOperation", 403),
+    ],
+)
+def test_whatever_goes_wrong_is_answered_in_ec2s_form(
+    model: botocore.model.ServiceModel, result: Any, code: str, status: int
+) -> None:
+    def make() -> Any:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    response = wire.respond("DescribeTags", make)
+    assert response.status_code == status
+    answer = (status, {"Content-Type": str(response.content_type)}, response.get_data(as_text=True))
+    assert received(model, "DescribeTags", answer)["Error"]["Code"] == code
+
+
 def name_values(item: Mapping[str, str]) -> Iterable[str]:
     return [item["name"]] if "name" in item else []
 
@@ -121,11 +151,36 @@ def test_pages_give_everything_once_in_order() -> None:
     got: list[int] = []
     token: str | None = None
     while True:
-        page, token = filters.page(items, {"MaxResults": 4, "NextToken": token})
-        assert len(page) <= 4
+        page, token = filters.page(items, {"MaxResults": 5, "NextToken": token})
+        assert len(page) <= 5
         got += page
         if token is None:
             break
     assert got == items
     with pytest.raises(wire.Ec2Error, match="InvalidNextToken"):
         filters.page(items, {"NextToken": "made-up"})
+
+
+def test_pages_lose_nothing_when_items_fall_out_of_the_list() -> None:
+    items = list(range(100, 130))
+    got, token = filters.page(items, {"MaxResults": 10}, number=lambda one: one)
+    rest, _ = filters.page(items[7:], {"NextToken": token}, number=lambda one: one)
+    assert got + rest == items, "the first seven are gone meanwhile, and nobody behind them is left out"
+    assert filters.page(items[:10], {"NextToken": token}, number=lambda one: one) == ([], None)
+
+
+@pytest.mark.parametrize("token", ["LTN8", "wrJ8", "fA==", "MXwyfA"])
+def test_a_token_that_is_no_place_is_refused(token: str) -> None:
+    with pytest.raises(Ec2Error, match="InvalidNextToken"):
+        filters.page([1, 2, 3], {"NextToken": token})
+
+
+@given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
+def test_a_pattern_matches_what_fnmatch_matches(pattern: str, value: str) -> None:
+    assert bool(filters.pattern(pattern).fullmatch(value)) == fnmatch.fnmatchcase(value, pattern)
+
+
+def test_a_pattern_of_many_stars_takes_no_time_to_speak_of() -> None:
+    begun = time.process_time()
+    assert not filters.pattern("*a" * 40 + "*b").fullmatch("a" * 256)
+    assert time.process_time() - begun < 0.5, "it took hours when every star was tried at every place"

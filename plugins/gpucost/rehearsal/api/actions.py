@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from gpucost.rehearsal.api import (
-    fleets,
-    instances,
-    prices,
-    run,
-    scores,
-    spot_requests,
-    states,
-    tags,
-    wire,
-)
-from gpucost.rehearsal.api.context import Context, Refusal
+from gpucost.rehearsal.api import console, fleets, instances, prices, run, scores, spot_requests, states, tags, volumes
+from gpucost.rehearsal.api.context import Context, Refusal, no_console
 from gpucost.rehearsal.api.requests import not_rehearsed
 from gpucost.rehearsal.api.visibility import Visibility
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.market.market import Market
+from gpucost.rehearsal.protocol import wire
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.moto_side import MotoSide
 
 Action = Callable[[Context, Mapping[str, Any], str], dict[str, Any]]
@@ -32,6 +25,7 @@ ACTIONS: Mapping[str, Action] = {
     "CreateTags": tags.create,
     "DeleteFleets": fleets.delete,
     "DeleteTags": tags.delete,
+    "DeleteVolume": volumes.delete,
     "DescribeFleetInstances": fleets.describe_instances,
     "DescribeFleets": fleets.describe,
     "DescribeInstanceAttribute": instances.describe_attribute,
@@ -40,6 +34,8 @@ ACTIONS: Mapping[str, Action] = {
     "DescribeSpotInstanceRequests": spot_requests.describe,
     "DescribeSpotPriceHistory": prices.describe,
     "DescribeTags": tags.describe,
+    "DescribeVolumes": volumes.describe,
+    "GetConsoleOutput": console.get,
     "GetSpotPlacementScores": scores.get,
     "ModifyInstanceAttribute": instances.modify_attribute,
     "RunInstances": run.run,
@@ -50,9 +46,13 @@ ACTIONS: Mapping[str, Action] = {
 
 _BUY = "Buy with CreateFleet (Type=instant) or RunInstances."
 
+_WITH_MACHINE = "Volumes are made with instances: say which in BlockDeviceMappings."
+
 REFUSED: Mapping[str, str] = {
     "CancelSpotFleetRequests": _BUY,
+    "CopyVolumes": _WITH_MACHINE,
     "CreateCapacityReservation": _BUY,
+    "CreateVolume": _WITH_MACHINE,
     "ModifyFleet": "An instant fleet does not change; make another.",
     "ModifySpotFleetRequest": _BUY,
     "MonitorInstances": "Leave monitoring basic.",
@@ -65,7 +65,24 @@ REFUSED: Mapping[str, str] = {
     "RunScheduledInstances": _BUY,
     "UnmonitorInstances": "Monitoring is basic.",
 }
-"""Actions on instances that are not rehearsed, and what to do: moto would answer them from instances of its own."""
+"""Actions that are not rehearsed, and what to do: moto would answer them from instances of its own."""
+
+_LISTS = frozenset({"InstanceIds", "VolumeIds"})
+_NAMES_ONE = re.compile(r"(?:^|\.)(InstanceId|VolumeId)(\.\d+)?$")
+
+
+def refusal_of(action: str, form: Mapping[str, str]) -> str | None:
+    """What to do instead of an action that is not rehearsed; None for one that is, or that moto may answer.
+
+    Besides those that are named here, every further action on instances or volumes: moto has none of either.
+    """
+    if action in ACTIONS:
+        return None
+    if action in REFUSED:
+        return REFUSED[action]
+    if wire.parameters(action) & _LISTS or any(value and _NAMES_ONE.search(name) for name, value in form.items()):
+        return "Of instances and volumes, only what this cloud documents can be asked and changed."
+    return None
 
 
 class Ec2Api:
@@ -76,6 +93,7 @@ class Ec2Api:
         wake: tells the hypervisor that the book changed.
         refusal: faults that refuse a pool; asked before a pool is bought from.
         visibility: what the API does not show yet; left out: it shows everything at once.
+        console_of: where what a machine prints is written.
     """
 
     def __init__(
@@ -87,15 +105,16 @@ class Ec2Api:
         *,
         refusal: Refusal = lambda _pool, _lifecycle: None,
         visibility: Visibility | None = None,
+        console_of: Callable[[str], Path] = no_console,
     ) -> None:
-        self._context = Context(market, book, moto, wake, visibility or Visibility(), refusal)
+        self._context = Context(market, book, moto, wake, visibility or Visibility(), refusal, console_of)
 
     def owns(self, action: str, form: Mapping[str, str]) -> bool:
         """Whether the action is ours; tags are changed here when one of the resources is ours."""
         if action in {"CreateTags", "DeleteTags"}:
             ours = (*tags.TYPES, "sir-")
             return any(name.startswith("ResourceId.") and value.startswith(ours) for name, value in form.items())
-        return action in ACTIONS or action in REFUSED
+        return action in ACTIONS or refusal_of(action, form) is not None
 
     def answer(self, action: str, form: Mapping[str, str], region: str) -> dict[str, Any]:
         """The result of an action of ours.
@@ -103,8 +122,9 @@ class Ec2Api:
         Raises:
             Ec2Error, moto's ServiceException: in EC2's words.
         """
-        if action in REFUSED:
-            raise not_rehearsed(action, REFUSED[action])
+        instead = refusal_of(action, form)
+        if instead is not None:
+            raise not_rehearsed(action, instead)
         request = wire.parse(action, form)
         if request.get("DryRun"):
             raise Ec2Error("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from gpucost.rehearsal.api import views
+from gpucost.rehearsal.api.kept import KeptViews
 from gpucost.rehearsal.api.visibility import Visibility
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import Instance, Launch
 from gpucost.rehearsal.market.market import Market
 from gpucost.rehearsal.market.places import PoolKey
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.moto_side import MotoSide, RegionSide
 
-Failure = tuple[str, str]
-"""Code and message of an error in EC2's words."""
+Reason = tuple[str, str]
+"""Code and message in EC2's words: why a pool does not serve."""
 
-Refusal = Callable[[PoolKey, str], Failure | None]
+Refusal = Callable[[PoolKey, str], Reason | None]
 """Asked before a pool is bought from: pool and lifecycle -> why not, or None."""
 
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]+")
 _FLEET_ID = re.compile(r"fleet-[0-9a-f-]+")
+
+
+def no_console(_instance_id: str) -> Path:
+    """The console of machines that print nothing."""
+    return Path(os.devnull)
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class Context:
         wake: tells the hypervisor that the book changed.
         visibility: what the API does not show yet.
         refusal: faults that refuse a pool.
+        console: where what a machine prints is written.
+        instance_views, request_views: what instances and their spot requests look like.
     """
 
     market: Market
@@ -41,6 +52,11 @@ class Context:
     wake: Callable[[], None]
     visibility: Visibility
     refusal: Refusal
+    console: Callable[[str], Path] = no_console
+    instance_views: KeptViews[[Mapping[str, str], str]] = field(default_factory=lambda: KeptViews(views.instance))
+    request_views: KeptViews[[Mapping[str, str], Mapping[str, str]]] = field(
+        default_factory=lambda: KeptViews(views.spot_request)
+    )
 
     def side(self, region: str) -> RegionSide:
         """Moto's side of a region in which this market sells; UnsupportedOperation for another."""

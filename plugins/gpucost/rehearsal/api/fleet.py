@@ -17,13 +17,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from gpucost.rehearsal.api.context import Context, Failure
+from gpucost.rehearsal.api.context import Context, Reason
 from gpucost.rehearsal.api.fleet_request import Candidate, Target
 from gpucost.rehearsal.api.stock import Stock
 from gpucost.rehearsal.book.book import Plan
 from gpucost.rehearsal.book.records import Instance, Lifecycle, Order
 
-TOO_DEAR: Failure = (
+TOO_DEAR: Reason = (
     "UnfulfillableCapacity",
     "Unable to fulfill capacity due to your request configuration. Please adjust your request and try again.",
 )
@@ -115,12 +115,11 @@ class Planner:
             if missing <= 0:
                 return
             candidate = self._pools[index]
-            failure = stock.refused(candidate.pool, target.lifecycle)
-            if failure is not None:
-                bought.errors.append(_error(candidate, target.lifecycle, failure))
-                continue
             wanted = math.ceil(missing / candidate.weight)
             count, failure = _available(candidate, target.lifecycle, stock, wanted, budget)
+            refused = stock.refused(candidate.pool, target.lifecycle) if count else None
+            if refused is not None:
+                count, failure = 0, refused
             if failure is not None:
                 bought.errors.append(_error(candidate, target.lifecycle, failure))
             if count:
@@ -134,7 +133,9 @@ class Planner:
         missing, budget = float(target.units), target.max_total
         active = []
         for index in ordered:
-            failure = stock.refused(self._pools[index].pool, target.lifecycle)
+            pool = self._pools[index].pool
+            # a pool that has nothing is not bought from: in the first turn it says so itself
+            failure = stock.refused(pool, target.lifecycle) if stock.most(pool, target.lifecycle) else None
             if failure is None:
                 active.append(index)
             else:
@@ -157,7 +158,7 @@ class Planner:
 
 def _available(
     candidate: Candidate, lifecycle: Lifecycle, stock: Stock, wanted: int, budget: Decimal | None
-) -> tuple[int, Failure | None]:
+) -> tuple[int, Reason | None]:
     """How many of `wanted` instances the pool can give, and why not all."""
     most = stock.most(candidate.pool, lifecycle)
     if budget is not None:
@@ -200,7 +201,7 @@ def _shown(candidate: Candidate) -> dict[str, Any]:
     return {"LaunchTemplateSpecification": candidate.template, "Overrides": candidate.override}
 
 
-def _error(candidate: Candidate, lifecycle: Lifecycle, failure: Failure) -> dict[str, Any]:
+def _error(candidate: Candidate, lifecycle: Lifecycle, failure: Reason) -> dict[str, Any]:
     code, message = failure
     return {
         "LaunchTemplateAndOverrides": _shown(candidate),

@@ -6,18 +6,20 @@ SpotOptionsRequest, OnDemandOptionsRequest, FleetLaunchTemplateOverridesRequest,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from gpucost.rehearsal.api import placing, requests, specs, tag_rules, views
-from gpucost.rehearsal.api.context import Failure
+from gpucost.rehearsal.api import placing, requests, specs, views
+from gpucost.rehearsal.api.context import Reason
 from gpucost.rehearsal.api.requests import not_rehearsed
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import LaunchSpec, Lifecycle
 from gpucost.rehearsal.market.market import Market
 from gpucost.rehearsal.market.places import PoolKey
+from gpucost.rehearsal.protocol import tag_rules
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.moto_side import RegionSide
 
 SPOT_STRATEGIES = frozenset(
@@ -48,7 +50,7 @@ class Candidate:
     max_price: Decimal | None
     priority: float
     weight: float
-    flaw: Failure | None = None
+    flaw: Reason | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def candidates(request: Mapping[str, Any], market: Market, moto: RegionSide) -> 
         raise Ec2Error("MissingParameter", "The request must contain the parameter LaunchTemplateConfigs")
     if request.get("ReservedCapacityOptions"):
         raise not_rehearsed("ReservedCapacityOptions", "Leave them out.")
-    tags = tag_rules.tags_for(request.get("TagSpecifications"), "instance")
+    tags = {kind: tag_rules.tags_for(request.get("TagSpecifications"), kind) for kind in ("instance", "volume")}
     _refuse_duplicates(configs)
     return [one for config in configs for one in _of_config(config, tags, market, moto)]
 
@@ -157,7 +159,7 @@ def _refuse_duplicates(configs: list[Mapping[str, Any]]) -> None:
 
 
 def _of_config(
-    config: Mapping[str, Any], tags: Mapping[str, str], market: Market, moto: RegionSide
+    config: Mapping[str, Any], tags: Mapping[str, Mapping[str, str]], market: Market, moto: RegionSide
 ) -> Iterator[Candidate]:
     wanted = config.get("LaunchTemplateSpecification") or {}
     data, of_template = moto.launch_template(wanted)
@@ -168,7 +170,7 @@ def _of_config(
         if override.get("InstanceRequirements"):
             raise not_rehearsed("InstanceRequirements", "Name one InstanceType for each override.")
         mine = specs.merged(data, override)
-        spec = specs.spec_of(mine, of_template, tags)
+        spec = specs.spec_of(mine, of_template, tags["instance"], tags["volume"])
         for candidate in _of_override(override, mine, spec, market, moto):
             yield replace(candidate, template=shown)
 
@@ -181,9 +183,7 @@ def _of_override(
         raise Ec2Error("MissingParameter", "The override and its launch template name no InstanceType.")
     if not moto.knows_type(instance_type):
         raise Ec2Error("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
-    weight = float(override.get("WeightedCapacity") or 1)
-    if not 0 < weight <= 999:
-        raise Ec2Error("InvalidParameterValue", f"WeightedCapacity: got {weight}, expected more than 0, up to 999.")
+    weight = _number(override, "WeightedCapacity", 1.0, least=1.0, most=999.0)
     of_unit = requests.price(override.get("MaxPrice") or _template_price(data), "MaxPrice")
     for place in _places(override, data, market, moto):
         yield Candidate(
@@ -193,10 +193,19 @@ def _of_override(
             override=views.override(override) | {"InstanceType": instance_type, "AvailabilityZone": place.zone},
             # the cap of an override is the price of one unit
             max_price=None if of_unit is None else of_unit * Decimal(str(weight)),
-            priority=float(override.get("Priority", LOWEST_PRIORITY)),
+            priority=_number(override, "Priority", LOWEST_PRIORITY, least=0.0, most=sys.float_info.max),
             weight=weight,
             flaw=_flaw(spec, moto),
         )
+
+
+def _number(override: Mapping[str, Any], name: str, default: float, *, least: float, most: float) -> float:
+    given = override.get(name)
+    if given is None:
+        return default
+    if not least <= float(given) <= most:
+        raise Ec2Error("InvalidParameterValue", f"{name}: got {given}, expected {least:g} to {most:g}.")
+    return float(given)
 
 
 def _template_price(data: Mapping[str, Any]) -> Any:
@@ -213,7 +222,7 @@ def _places(
     return placing.places(market, moto, zone=named[0], zone_id=named[1], subnets=named[2])
 
 
-def _flaw(spec: LaunchSpec, moto: RegionSide) -> Failure | None:
+def _flaw(spec: LaunchSpec, moto: RegionSide) -> Reason | None:
     try:
         specs.check_known(spec, moto)
     except Ec2Error as error:

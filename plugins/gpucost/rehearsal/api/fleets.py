@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpucost.rehearsal.api import filters, fleet_request, requests, tag_rules, views
+from gpucost.rehearsal.api import fleet_request, requests, views
 from gpucost.rehearsal.api.context import Context, check_fleet_id
 from gpucost.rehearsal.api.fleet import Planner
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import BY_USER, Instance, Launch
+from gpucost.rehearsal.protocol import filters, tag_rules
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 MOST_DELETIONS = 25
 """Instant fleets that one DeleteFleets may name."""
@@ -48,7 +49,7 @@ def describe(context: Context, request: Mapping[str, Any], region: str) -> dict[
     }
     rows = [views.fleet(every[fleet_id], of_fleet[fleet_id]) for fleet_id in dict.fromkeys(wanted)]
     chosen = filters.select(rows, request.get("Filters"), known, views.tags_of)
-    shown, token = filters.page(chosen, request)
+    shown, token = filters.page(chosen, request, sizes=range(1, 1001))
     return {"Fleets": shown, "NextToken": token}
 
 

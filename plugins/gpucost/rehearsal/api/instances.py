@@ -6,14 +6,15 @@ Source: the pages of these actions in https://docs.aws.amazon.com/AWSEC2/latest/
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpucost.rehearsal.api import filters, views
+from gpucost.rehearsal.api import views
 from gpucost.rehearsal.api.context import Context
 from gpucost.rehearsal.api.requests import not_rehearsed
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import Instance
+from gpucost.rehearsal.protocol import filters
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.moto_side import ACCOUNT
 
 SHUTDOWN = "instanceInitiatedShutdownBehavior"
@@ -25,14 +26,20 @@ def describe(context: Context, request: Mapping[str, Any], region: str) -> dict[
     chosen = filters.select(
         _asked_for(context, request, region), request.get("Filters"), instance_filters(zone_ids), lambda one: one.tags
     )
-    shown, token = filters.page(chosen, request)
+    shown, token = filters.page(chosen, request, number=lambda one: one.number)
     reservations: dict[str, list[Instance]] = {}
     for one in shown:
         reservations.setdefault(views.reservation_id(one), []).append(one)
     return {
-        "Reservations": [views.reservation(name, group, zone_ids, ACCOUNT) for name, group in reservations.items()],
+        "Reservations": [shown_reservation(context, name, group) for name, group in reservations.items()],
         "NextToken": token,
     }
+
+
+def shown_reservation(context: Context, name: str, instances: Sequence[Instance]) -> dict[str, Any]:
+    """A Reservation with these of its instances, all of one region."""
+    zone_ids = context.market.zone_ids(instances[0].region)
+    return views.reservation(name, ACCOUNT, [context.instance_views.of(one, zone_ids, ACCOUNT) for one in instances])
 
 
 def describe_status(context: Context, request: Mapping[str, Any], region: str) -> dict[str, Any]:
@@ -47,7 +54,7 @@ def describe_status(context: Context, request: Mapping[str, Any], region: str) -
         known[f"{kind}-status.status"] = lambda one: [views.check_status(one)]
         known[f"{kind}-status.reachability"] = lambda one: ["passed"] if one.state == "running" else []
     chosen = filters.select(asked_for, request.get("Filters"), known, lambda _one: {})
-    shown, token = filters.page(chosen, request)
+    shown, token = filters.page(chosen, request, number=lambda one: one.number)
     return {"InstanceStatuses": [views.instance_status(one, zone_ids) for one in shown], "NextToken": token}
 
 

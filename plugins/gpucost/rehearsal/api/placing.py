@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.market.market import Market
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.moto_side import RegionSide
 
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpucost.rehearsal.api import filters, views
+from gpucost.clock import require_utc
+from gpucost.rehearsal.api import views
 from gpucost.rehearsal.api.context import Context
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.market.places import PoolKey
 from gpucost.rehearsal.market.series import PricePoint
+from gpucost.rehearsal.protocol import filters
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
-PAGE = 1000
+PAGE = range(1, 1001)
 HISTORY = timedelta(days=90)
 OF_CHANGES = frozenset({"spot-price", "timestamp"})
 """Filters that choose changes; the others choose pools."""
@@ -32,19 +34,21 @@ def describe(context: Context, request: Mapping[str, Any], region: str) -> dict[
         raise Ec2Error(
             "InvalidParameterCombination", "AvailabilityZone and AvailabilityZoneId cannot be specified together."
         )
-    size = request.get("MaxResults")
-    if size is not None and not 1 <= size <= PAGE:
-        raise Ec2Error(
-            "InvalidParameterValue", f"Value ( {size} ) for parameter maxResults is invalid. Expected 1-{PAGE}."
-        )
-    size = size or PAGE
+    size = filters.page_size(request, PAGE)
     offset, pinned = filters.decode_token(request.get("NextToken"))
     # later pages end where the first one did: new changes must not shift what is already counted
-    now = datetime.fromisoformat(pinned) if pinned else context.book.now()
+    now = _pinned(pinned) if pinned else context.book.now()
     zone_ids = context.market.zone_ids(region)
     rows = _rows(context, request, region, now)
     token = filters.encode_token(offset + size, now.isoformat()) if offset + size < len(rows) else ""
     return {"SpotPriceHistory": [_shown(row, zone_ids) for row in rows[offset : offset + size]], "NextToken": token}
+
+
+def _pinned(text: str) -> datetime:
+    try:
+        return require_utc(datetime.fromisoformat(text), "NextToken")
+    except ValueError as error:
+        raise Ec2Error("InvalidNextToken", f"The token's time '{text}' is invalid") from error
 
 
 def _rows(context: Context, request: Mapping[str, Any], region: str, now: datetime) -> list[Row]:

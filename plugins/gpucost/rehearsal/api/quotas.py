@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gpucost.rehearsal.api.context import Failure
+from gpucost.rehearsal.api.context import Reason
 from gpucost.rehearsal.book.records import Instance
 from gpucost.rehearsal.market.file import Quota
 from gpucost.rehearsal.market.places import PoolKey
@@ -59,7 +59,7 @@ class Quotas:
         if key in self._limits:
             self._used[key] += count * self._vcpus(pool.instance_type)
 
-    def exceeded(self, pool: PoolKey, lifecycle: str) -> Failure:
+    def exceeded(self, pool: PoolKey, lifecycle: str) -> Reason:
         """The error of a launch that the quota does not allow."""
         if lifecycle == "spot":
             return "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded"

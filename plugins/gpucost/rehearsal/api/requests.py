@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Literal
 
 from gpucost.rehearsal.api.context import Context
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.book import Plan, TokenReused
 from gpucost.rehearsal.book.records import Instance, Launch
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 LONGEST_TOKEN = 64
 
@@ -64,6 +65,9 @@ def _hiding(context: Context, plan: Callable[[datetime], Plan]) -> Callable[[dat
     return hidden
 
 
+_PRICE = re.compile(r"[0-9]{1,9}(\.[0-9]{0,12})?|\.[0-9]{1,12}")
+
+
 def price(text: Any, name: str) -> Decimal | None:
     """A price in US dollars per hour, or None when none is given; `name` is the parameter's, for the message.
 
@@ -71,11 +75,11 @@ def price(text: Any, name: str) -> Decimal | None:
     """
     if text in (None, ""):
         return None
-    try:
-        found = Decimal(str(text))
-    except InvalidOperation as error:
-        raise Ec2Error("InvalidParameterValue", f"Invalid value '{text}' for {name}.") from error
-    if not found.is_finite() or found < Decimal("0.001"):
+    # plain digits: Decimal would take '1e9999999', '1_0' and the digits of every script, too
+    if not _PRICE.fullmatch(str(text)):
+        raise Ec2Error("InvalidParameterValue", f"Invalid value '{text}' for {name}.")
+    found = Decimal(str(text))
+    if found < Decimal("0.001"):
         raise Ec2Error("InvalidParameterValue", f"Invalid value '{text}' for {name}; expected USD 0.001 or more.")
     return found
 

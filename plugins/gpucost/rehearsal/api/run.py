@@ -11,15 +11,16 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from gpucost.rehearsal.api import placing, requests, specs, tag_rules, views
-from gpucost.rehearsal.api.context import Context, Failure
+from gpucost.rehearsal.api import placing, requests, specs
+from gpucost.rehearsal.api.context import Context, Reason
+from gpucost.rehearsal.api.instances import shown_reservation
 from gpucost.rehearsal.api.requests import not_rehearsed
 from gpucost.rehearsal.api.stock import Stock
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.book import Plan
 from gpucost.rehearsal.book.records import Instance, LaunchSpec, Lifecycle, Order
 from gpucost.rehearsal.market.places import PoolKey
-from gpucost.rehearsal.services.moto_side import ACCOUNT
+from gpucost.rehearsal.protocol import tag_rules
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 DEFAULT_TYPE = "m1.small"
 
@@ -50,7 +51,6 @@ class Wanted:
 def run(context: Context, request: Mapping[str, Any], region: str) -> dict[str, Any]:
     """RunInstances; the same token again is the same reservation."""
     wanted = _wanted(context, request, region)
-    tag_rules.tags_for(request.get("TagSpecifications"), "volume")
     tag_rules.tags_for(request.get("TagSpecifications"), "spot-instances-request")
     made = requests.launch_once(context, "reservation", region, request, {}, lambda now: _plan(context, wanted, now))
     launched = [context.book.get(one) for one in made.answer["InstanceIds"]]
@@ -63,7 +63,7 @@ def run(context: Context, request: Mapping[str, Any], region: str) -> dict[str, 
             "Please use a different client token.",
         )
     context.wake()
-    return views.reservation(made.id, instances, context.market.zone_ids(region), ACCOUNT)
+    return shown_reservation(context, made.id, instances)
 
 
 def _wanted(context: Context, request: Mapping[str, Any], region: str) -> Wanted:
@@ -77,7 +77,7 @@ def _wanted(context: Context, request: Mapping[str, Any], region: str) -> Wanted
         of_template, template = moto.launch_template(request["LaunchTemplate"])
         data = specs.merged(of_template, request)
     tags = tag_rules.tags_for(request.get("TagSpecifications"), "instance")
-    spec = specs.spec_of(data, template, tags)
+    spec = specs.spec_of(data, template, tags, tag_rules.tags_for(request.get("TagSpecifications"), "volume"))
     specs.check_known(spec, moto)
     instance_type = data.get("InstanceType") or DEFAULT_TYPE
     if not moto.knows_type(instance_type):
@@ -135,13 +135,14 @@ def _market(options: Mapping[str, Any]) -> tuple[Lifecycle, Decimal | None]:
 def _plan(context: Context, wanted: Wanted, now: datetime) -> Plan:
     """The order for the first zone that can give enough, the fullest stock first; raises Ec2Error when none can."""
     stock = Stock(context, now)
-    failure: Failure | None = None
+    failure: Reason | None = None
     for place in sorted(wanted.places, key=lambda one: -_most(stock, wanted, one)):
         pool = PoolKey(place.zone, wanted.instance_type)
         count = _most(stock, wanted, place)
-        found = stock.unsellable(pool, wanted.lifecycle, wanted.max_price) or stock.refused(pool, wanted.lifecycle)
+        found = stock.unsellable(pool, wanted.lifecycle, wanted.max_price)
         if found is None and count < wanted.minimum:
             found = stock.lack(pool, wanted.lifecycle)
+        found = found or stock.refused(pool, wanted.lifecycle)
         if found is None:
             spec = replace(wanted.spec, subnet_id=place.subnet_id, vpc_id=place.vpc_id)
             cap = stock.cap(pool, wanted.max_price)
@@ -159,7 +160,7 @@ def _most(stock: Stock, wanted: Wanted, place: placing.Place) -> int:
     return min(wanted.maximum, stock.most(pool, wanted.lifecycle))
 
 
-def _worded(failure: Failure, wanted: Wanted) -> Failure:
+def _worded(failure: Reason, wanted: Wanted) -> Reason:
     """Who named no zone is not told of one."""
     code, message = failure
     if code == "InsufficientInstanceCapacity" and wanted.lifecycle == "on-demand" and len(wanted.places) > 1:

@@ -17,10 +17,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gpucost.rehearsal.api import filters
 from gpucost.rehearsal.api.context import Context
 from gpucost.rehearsal.api.requests import not_rehearsed
-from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.protocol import filters
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 FEW_TYPES = 2
 MOST_WITH_FEW_TYPES = 3
@@ -72,7 +72,7 @@ def get(context: Context, request: Mapping[str, Any], region: str) -> dict[str, 
         else:
             places.append({"Region": name, "Score": score(sum(of_zones.values()), target, len(types))})
     best = sorted(places, key=lambda place: -place["Score"])[:MOST_PLACES]
-    shown, token = filters.page(best, request)
+    shown, token = filters.page(best, request, sizes=range(10, 1001))
     return {"SpotPlacementScores": shown, "NextToken": token}
 
 

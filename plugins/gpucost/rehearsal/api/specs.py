@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpucost.rehearsal.api.requests import not_rehearsed
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import LaunchSpec
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.moto_side import RegionSide
 from gpucost.rehearsal.services.templates import ROOTS, launch_spec
 
@@ -46,13 +46,19 @@ def merged(template: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
     return {**template, **{name: value for name, value in request.items() if name in NAMES}}
 
 
-def spec_of(data: Mapping[str, Any], template: LaunchSpec | None, tags: Mapping[str, str]) -> LaunchSpec:
+def spec_of(
+    data: Mapping[str, Any],
+    template: LaunchSpec | None,
+    tags: Mapping[str, str],
+    volume_tags: Mapping[str, str] | None = None,
+) -> LaunchSpec:
     """What an instance is started with.
 
     Args:
         data: launch parameters, merged.
         template: what the launch template alone would start; None without one.
         tags: of the request, for instances; they go before the template's.
+        volume_tags: of the request, for volumes; the same.
 
     Raises:
         Ec2Error: in EC2's words.
@@ -68,13 +74,14 @@ def spec_of(data: Mapping[str, Any], template: LaunchSpec | None, tags: Mapping[
             "The parameter 'iamInstanceProfile.name' may not be used in combination with 'iamInstanceProfile.arn'",
         )
     if template is None:
-        return replace(launch_spec(data), tags=dict(tags))
+        return replace(launch_spec(data), tags=dict(tags), volume_tags=dict(volume_tags or {}))
     spec = launch_spec(data, template.template_id, template.template_version)
     of_template = {
         "aws:ec2launchtemplate:id": str(template.template_id),
         "aws:ec2launchtemplate:version": str(template.template_version),
     }
-    return replace(spec, tags={**template.tags, **tags, **of_template})
+    of_volumes = {**template.volume_tags, **(volume_tags or {})}
+    return replace(spec, tags={**template.tags, **tags, **of_template}, volume_tags=of_volumes)
 
 
 def check_known(spec: LaunchSpec, moto: RegionSide) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpucost.rehearsal.api import filters, tag_rules, views
+from gpucost.rehearsal.api import views
 from gpucost.rehearsal.api.context import Context
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import Instance
+from gpucost.rehearsal.protocol import filters, tag_rules
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 
 def describe(context: Context, request: Mapping[str, Any], region: str) -> dict[str, Any]:
@@ -22,9 +23,11 @@ def describe(context: Context, request: Mapping[str, Any], region: str) -> dict[
     found = _named(spot, ids) if ids else list(spot.values())
     zone_ids = context.market.zone_ids(region)
     tags = _launch_tags(context, region)
-    rows = [views.spot_request(one, zone_ids, tags.get(one.launch_id, {})) for one in found]
+    rows = [context.request_views.of(one, zone_ids, tags.get(one.launch_id, {})) for one in found]
     chosen = filters.select(rows, request.get("Filters"), _FILTERS, views.tags_of)
-    shown, token = filters.page(chosen, request)
+    numbers = {one.id: one.number for one in found}
+    order = None if ids else (lambda row: numbers[row["InstanceId"]])
+    shown, token = filters.page(chosen, request, number=order)
     return {"SpotInstanceRequests": shown, "NextToken": token}
 
 

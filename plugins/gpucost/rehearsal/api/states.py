@@ -12,8 +12,8 @@ from gpucost.rehearsal.api import views
 from gpucost.rehearsal.api.context import Context
 from gpucost.rehearsal.api.requests import not_rehearsed
 from gpucost.rehearsal.api.stock import Stock
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import BY_USER, Instance
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 
 def terminate(context: Context, request: Mapping[str, Any], region: str) -> dict[str, Any]:
@@ -35,13 +35,7 @@ def stop(context: Context, request: Mapping[str, Any], region: str) -> dict[str,
 
     def check(every: list[Instance]) -> None:
         for one in every:
-            if one.lifecycle == "spot":
-                raise Ec2Error(
-                    "UnsupportedOperation",
-                    f"You can't stop the Spot Instance '{one.id}' because it is associated with a one-time Spot "
-                    "Instance request. You can only stop Spot Instances associated with persistent Spot Instance "
-                    "requests.",
-                )
+            _refuse_one_time(one, "stop")
             if one.state == "pending":
                 raise Ec2Error(
                     "IncorrectInstanceState",
@@ -63,17 +57,28 @@ def start(context: Context, request: Mapping[str, Any], region: str) -> dict[str
     def check(every: list[Instance]) -> None:
         stock = Stock(context, context.book.now())
         for one in every:
+            _refuse_one_time(one, "start")
             if one.state in {"shutting-down", "terminated", "stopping"}:
                 raise _wrong_state(one, "started")
             if one.state == "stopped":
-                failure = stock.refused(one.pool, one.lifecycle)
-                if failure is None and stock.most(one.pool, one.lifecycle) < 1:
-                    failure = stock.lack(one.pool, one.lifecycle)
-                if failure is not None:
-                    raise Ec2Error(*failure)
+                if stock.most(one.pool, one.lifecycle) < 1:
+                    raise Ec2Error(*stock.lack(one.pool, one.lifecycle))
+                refused = stock.refused(one.pool, one.lifecycle)
+                if refused is not None:
+                    raise Ec2Error(*refused)
                 stock.take(one.pool, one.lifecycle, 1)
 
     return {"StartingInstances": _change(context, request, region, check, lambda one: context.book.start_again(one.id))}
+
+
+def _refuse_one_time(one: Instance, verb: str) -> None:
+    """Spot requests are one-time here; EC2's words: cloud-custodian/cloud-custodian#8003, of StopInstances."""
+    if one.lifecycle == "spot":
+        raise Ec2Error(
+            "UnsupportedOperation",
+            f"You can't {verb} the Spot Instance '{one.id}' because it is associated with a one-time Spot Instance "
+            f"request. You can only {verb} Spot Instances associated with persistent Spot Instance requests.",
+        )
 
 
 def _wrong_state(one: Instance, to_be: str) -> Ec2Error:

@@ -6,12 +6,12 @@ from collections import Counter
 from datetime import datetime
 from decimal import Decimal
 
-from gpucost.rehearsal.api.context import Context, Failure
+from gpucost.rehearsal.api.context import Context, Reason
 from gpucost.rehearsal.api.quotas import Quotas
 from gpucost.rehearsal.book.records import Lifecycle
 from gpucost.rehearsal.market.places import PoolKey
 
-NO_SPOT: Failure = ("InsufficientInstanceCapacity", "There is no Spot capacity available that matches your request.")
+NO_SPOT: Reason = ("InsufficientInstanceCapacity", "There is no Spot capacity available that matches your request.")
 
 
 class Stock:
@@ -42,7 +42,7 @@ class Stock:
         """The price cap in force: the one asked for, or the on-demand price."""
         return self._market.on_demand(pool) if asked is None else asked
 
-    def unsellable(self, pool: PoolKey, lifecycle: Lifecycle, cap: Decimal | None) -> Failure | None:
+    def unsellable(self, pool: PoolKey, lifecycle: Lifecycle, cap: Decimal | None) -> Reason | None:
         """Why the pool cannot be bought from at all: it is not sold, or costs more than the cap."""
         if not self._market.sells(pool):
             zones = sorted(
@@ -66,7 +66,7 @@ class Stock:
             return "SpotMaxPriceTooLow", message
         return None
 
-    def refused(self, pool: PoolKey, lifecycle: Lifecycle) -> Failure | None:
+    def refused(self, pool: PoolKey, lifecycle: Lifecycle) -> Reason | None:
         """A fault that refuses the pool. Ask once, and only before buying: faults count how often they were met."""
         return self._context.refusal(pool, lifecycle)
 
@@ -76,7 +76,7 @@ class Stock:
         free = self.free(pool, lifecycle)
         return free if room is None else min(free, room)
 
-    def lack(self, pool: PoolKey, lifecycle: Lifecycle) -> Failure:
+    def lack(self, pool: PoolKey, lifecycle: Lifecycle) -> Reason:
         """Why there are no more than `most`: the quota or the capacity, whichever is less."""
         room = self._quotas.room(pool, lifecycle)
         if room is not None and room < self.free(pool, lifecycle):

@@ -1,4 +1,4 @@
-"""CreateTags, DeleteTags, DescribeTags: on our instances and fleets, and on what belongs to moto, in one request.
+"""CreateTags, DeleteTags, DescribeTags: on instances, volumes and fleets, and on what belongs to moto, in one request.
 
 Source: the pages of these actions in https://docs.aws.amazon.com/AWSEC2/latest/APIReference/.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpucost.rehearsal.api import filters, tag_rules
+from gpucost.rehearsal.api import volumes
 from gpucost.rehearsal.api.context import Context
 from gpucost.rehearsal.api.requests import not_rehearsed
-from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.protocol import filters, tag_rules
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
-TYPES = {"i-": "instance", "fleet-": "fleet"}
+TYPES = {"i-": "instance", "fleet-": "fleet", "vol-": "volume"}
 """How ids of ours begin, and what they are."""
 
 
@@ -28,7 +29,10 @@ def create(context: Context, request: Mapping[str, Any], region: str) -> dict[st
             tag_rules.check_number({**kept, **tags})
         if others:
             context.side(region).add_tags(others, tags)
-        context.book.add_tags(ours, tags)
+        context.book.add_tags([one for one in ours if _type_of(one) != "volume"], tags)
+        for resource, kept in ours.items():
+            if _type_of(resource) == "volume":
+                _tag_volume(context, region, resource, {**kept, **tags})
     return {}
 
 
@@ -44,8 +48,17 @@ def delete(context: Context, request: Mapping[str, Any], region: str) -> dict[st
             _delete_others(context, region, others, asked)
         for resource, kept in ours.items():
             every: dict[str, str | None] = {key: None for key in kept if not key.startswith(tag_rules.RESERVED)}
-            context.book.remove_tags([resource], asked or every)
+            if _type_of(resource) == "volume":
+                gone = {key for key, value in (asked or every).items() if value in {None, kept.get(key)}}
+                _tag_volume(context, region, resource, {key: kept[key] for key in kept if key not in gone})
+            else:
+                context.book.remove_tags([resource], asked or every)
     return {}
+
+
+def _tag_volume(context: Context, region: str, resource: str, tags: dict[str, str]) -> None:
+    found = volumes.named(context, region, resource)
+    context.book.tag_volume(found.instance.id, found.disk.device, tags)
 
 
 def describe(context: Context, request: Mapping[str, Any], region: str) -> dict[str, Any]:
@@ -71,7 +84,8 @@ def describe(context: Context, request: Mapping[str, Any], region: str) -> dict[
 def _ours(context: Context, region: str) -> dict[str, Mapping[str, str]]:
     """Every resource of ours that the API shows, with its tags."""
     fleets = {fleet_id: fleet.tags for fleet_id, fleet in context.fleets(region).items()}
-    return {**{one.id: one.tags for one in context.instances(region)}, **fleets}
+    of_volumes = {volume_id: found.tags for volume_id, found in volumes.existing(context, region).items()}
+    return {**{one.id: one.tags for one in context.instances(region)}, **fleets, **of_volumes}
 
 
 def _resources(
@@ -87,7 +101,9 @@ def _resources(
     known = _ours(context, region)
     mine = [one for one in ids if _type_of(one)]
     for one in mine:
-        if one not in known:
+        if _type_of(one) == "volume":
+            volumes.named(context, region, one)
+        elif one not in known:
             raise Ec2Error("InvalidFleetId.NotFound", f"The fleet ID '{one}' does not exist.")
     return {one: known[one] for one in mine}, [one for one in ids if not _type_of(one)]
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from gpucost.rehearsal.book.addresses import private_address as private_address
+from gpucost.rehearsal.book.addresses import private_dns as private_dns
 from gpucost.rehearsal.book.records import Ending, Instance, Launch
-from gpucost.rehearsal.machines.imds import private_address as private_address  # one address, here and in the metadata
+from gpucost.rehearsal.book.volumes import volume_id
 
 STATE_CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 """From the API reference, InstanceState."""
@@ -61,12 +63,6 @@ def transition_reason(ending: Ending | None, ended: datetime | None) -> str:
     return f"{ending.transition} ({ended.strftime('%Y-%m-%d %H:%M:%S')} GMT)"
 
 
-def private_dns(one: Instance) -> str:
-    """The private name, from the address: ip-10-0-0-1.ec2.internal in us-east-1, with the region in others."""
-    domain = "ec2.internal" if one.region == "us-east-1" else f"{one.region}.compute.internal"
-    return f"ip-{private_address(one).replace('.', '-')}.{domain}"
-
-
 def profile_arns(one: Instance, account: str) -> list[str]:
     """The ARN of its instance profile, if it has one."""
     profile = one.spec.profile
@@ -84,7 +80,7 @@ def block_devices(one: Instance) -> list[dict[str, Any]]:
                 "AttachTime": one.created,
                 "DeleteOnTermination": disk.delete_on_termination,
                 "Status": "attached",
-                "VolumeId": f"vol-{_hex(one.id, disk.device)}",
+                "VolumeId": volume_id(one.id, disk.device),
             },
         }
         for disk in one.spec.disks
@@ -98,14 +94,9 @@ def reservation_id(one: Instance) -> str:
     return f"r-{_hex(one.launch_id, one.pool.zone, one.pool.instance_type, one.lifecycle)}"
 
 
-def reservation(name: str, instances: Iterable[Instance], zone_ids: Mapping[str, str], account: str) -> dict[str, Any]:
-    """A Reservation."""
-    return {
-        "ReservationId": name,
-        "OwnerId": account,
-        "Groups": [],
-        "Instances": [instance(one, zone_ids, account) for one in instances],
-    }
+def reservation(name: str, account: str, instances: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A Reservation of instances that are shown already."""
+    return {"ReservationId": name, "OwnerId": account, "Groups": [], "Instances": list(instances)}
 
 
 def instance(one: Instance, zone_ids: Mapping[str, str], account: str) -> dict[str, Any]:

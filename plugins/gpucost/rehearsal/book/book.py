@@ -7,49 +7,30 @@ the lock is given back; `restore` makes the same book from the journal of an ear
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
-
-from pydantic import TypeAdapter
+from typing import Any, Literal
 
 from gpucost.clock import Clock, floor_second
-from gpucost.rehearsal.book.records import (
-    FROM_INSIDE,
-    HOLDING,
-    LIVING,
-    Ending,
-    Instance,
-    Launch,
-    Lifecycle,
-    Order,
-    State,
-)
+from gpucost.rehearsal.book.launching import Plan as Plan
+from gpucost.rehearsal.book.launching import TokenReused as TokenReused
+from gpucost.rehearsal.book.launching import check, instances_of
+from gpucost.rehearsal.book.pages import Journal, Pages
+from gpucost.rehearsal.book.records import FROM_INSIDE, LIVING, Ending, Instance, Launch, Lifecycle, State
 from gpucost.rehearsal.market.market import Market
 from gpucost.rehearsal.market.places import PoolKey
 
-
-class TokenReused(ValueError):
-    """A client token came again with other parameters."""
-
-
-class Journal(Protocol):
-    """Where every change is written down, in order."""
-
-    def write(self, event: str, **facts: Any) -> None:
-        """Append one event."""
-        ...
+VISIBLE_FLOOR_REAL_S = 60.0
+"""A terminated instance is shown for at least that long: at high speeds an hour is over before anybody asks."""
 
 
-Plan = tuple[list[Order], Callable[[list[list[Instance]]], dict[str, Any]]]
-"""Orders, and the function that makes the answer from the instances launched for each of them."""
+def visible_s(wanted_s: float, speed: float) -> float:
+    """How long a terminated instance is shown, rehearsal seconds: `wanted_s`, or the floor of 60 real seconds."""
+    return max(wanted_s, VISIBLE_FLOOR_REAL_S * speed)
 
 
 class Book:
@@ -76,34 +57,17 @@ class Book:
     ) -> None:
         self._market = market
         self._clock = clock
-        self._journal = journal
         self._visible = timedelta(seconds=visible_s)
-        self._on_change = on_change
         self._new_id = new_id
         self._lock = threading.RLock()
-        self._instances: dict[str, Instance] = {}
-        self._holding: dict[str, Instance] = {}
-        self._launches: dict[str, Launch] = {}
-        self._of_token: dict[tuple[str, str, str], str] = {}
+        self._pages = Pages(journal, self.now, on_change)
         self._numbers = itertools.count()
 
     def restore(self, events: Iterable[dict[str, Any]]) -> None:
         """Take up what an earlier life wrote into its journal; events of other kinds are left out."""
-        instances: dict[str, dict[str, Any]] = {}
-        launches: dict[str, dict[str, Any]] = {}
-        for event in events:
-            if event["event"] == "launch":
-                launches[event["launch"]["id"]] = event["launch"]
-                instances |= {one["id"]: one for one in event["instances"]}
-            elif event["event"] == "change":
-                kept = instances if event["id"] in instances else launches
-                kept[event["id"]] |= event["changes"]
         with self._lock:
-            for launch in launches.values():
-                self._keep_launch(_launches().validate_json(json.dumps(launch)))
-            for instance in instances.values():
-                self._keep(_instances().validate_json(json.dumps(instance)))
-            self._numbers = itertools.count(len(self._instances))
+            self._pages.restore(events)
+            self._numbers = itertools.count(self._pages.next_number())
 
     def now(self) -> datetime:
         """The present second of the rehearsal clock."""
@@ -135,79 +99,42 @@ class Book:
             TokenReused: the token belongs to another request.
         """
         with self._lock:
-            known = self._launches.get(self._of_token.get((kind, region, token), ""))
+            known = self._pages.of_token(kind, region, token)
             if known is not None:
                 if known.digest != digest:
                     raise TokenReused(token)
                 return known
             now = self.now()
             orders, answer = plan(now)
-            self._check(orders, now)
+            check(orders, lambda pool, lifecycle: self.free(pool, lifecycle, now))
             launch_id = self._new_id("fleet" if kind == "fleet" else "r")
-            made = [self._made(order, kind, launch_id, token, now) for order in orders]
-            launch = Launch(launch_id, kind, region, token, digest, now, dict(tags), dict(request), answer(made))
-            launched = [replace(one, index=index) for index, one in enumerate(one for group in made for one in group)]
-            self._journal.write(
-                "launch",
-                at=now,
-                launch=_launches().dump_python(launch, mode="json"),
-                instances=[_instances().dump_python(one, mode="json") for one in launched],
-            )
-            self._keep_launch(launch)
-            for instance in launched:
-                self._keep(instance)
-                self._on_change(None, instance)
+            launch = Launch(launch_id, kind, region, token, digest, now, dict(tags), dict(request), answer={})
+            made = [instances_of(order, launch, lambda: next(self._numbers), self._new_id) for order in orders]
+            launch = replace(launch, answer=answer(made))
+            in_order = (one for group in made for one in group)
+            self._pages.add(launch, [replace(one, index=index) for index, one in enumerate(in_order)])
             return launch
-
-    def _made(self, order: Order, kind: str, launch_id: str, token: str, now: datetime) -> list[Instance]:
-        spot = order.lifecycle == "spot"
-        fleet_tag = {"aws:ec2:fleet-id": launch_id} if kind == "fleet" else {}
-        return [
-            Instance(
-                id=self._new_id("i"),
-                number=next(self._numbers),
-                launch_id=launch_id,
-                client_token=token,
-                pool=order.pool,
-                lifecycle=order.lifecycle,
-                spec=order.spec,
-                tags={**order.spec.tags, **fleet_tag},
-                created=now,
-                launched=now,
-                spot_request_id=self._new_id("sir")[:12] if spot else None,
-                max_price=order.max_price if spot else None,
-            )
-            for _ in range(order.count)
-        ]
-
-    def _check(self, orders: list[Order], now: datetime) -> None:
-        wanted = Counter[tuple[PoolKey, Lifecycle]]()
-        for order in orders:
-            wanted[order.pool, order.lifecycle] += order.count
-        for (pool, lifecycle), count in wanted.items():
-            if count > self.free(pool, lifecycle, now):
-                raise ValueError(f"count: got {count} of {pool}, more than are free: the plan is wrong")
 
     def free(self, pool: PoolKey, lifecycle: Lifecycle, moment: datetime) -> int:
         """How many more instances the pool can hold at `moment`, if nothing else changes until then."""
         with self._lock:
-            held = sum(1 for one in self._holding.values() if one.pool == pool and one.lifecycle == lifecycle)
+            held = sum(1 for one in self._pages.holding.values() if one.pool == pool and one.lifecycle == lifecycle)
             return max(0, self._market.capacity(pool, lifecycle, moment) - held)
 
     def get(self, instance_id: str) -> Instance | None:
         """The instance, or None for an unknown id."""
         with self._lock:
-            return self._instances.get(instance_id)
+            return self._pages.instances.get(instance_id)
 
     def every(self) -> list[Instance]:
         """Every instance that ever was, in order of launch."""
         with self._lock:
-            return list(self._instances.values())
+            return list(self._pages.instances.values())
 
     def holding(self) -> list[Instance]:
         """Every instance that occupies a place: all whose processes may live, in order of launch."""
         with self._lock:
-            return list(self._holding.values())
+            return list(self._pages.holding.values())
 
     def shown(self, region: str | None = None) -> list[Instance]:
         """What the API shows: everything but what terminated longer ago than `visible_s`."""
@@ -215,42 +142,54 @@ class Book:
             oldest = self.now() - self._visible
             return [
                 one
-                for one in self._instances.values()
+                for one in self._pages.instances.values()
                 if region in {None, one.region} and (one.gone is None or one.state == "stopped" or one.gone >= oldest)
             ]
 
     def launches(self, kind: Literal["fleet", "reservation"], region: str) -> list[Launch]:
         """Every launch of a kind, in order of creation."""
         with self._lock:
-            return [one for one in self._launches.values() if one.kind == kind and one.region == region]
+            return [one for one in self._pages.launches.values() if one.kind == kind and one.region == region]
 
     def delete_launch(self, launch_id: str) -> None:
         """DeleteFleets: the fleet is deleted; its instances are not touched."""
         with self._lock:
-            launch = replace(self._launches[launch_id], deleted=self.now())
-            self._change(launch_id, _launches().dump_python(launch, mode="json", include={"deleted"}))
-            self._keep_launch(launch)
+            self._pages.change_launch(self._pages.launches[launch_id], deleted=self.now())
 
-    def launch_late(self, instance_id: str) -> None:
-        """A pending instance could not be switched on when it was launched: its launch is now."""
+    def mark_on(self, instance_id: str) -> Instance | None:
+        """The first process of a pending instance lives: this is its launch, and what is billed begins now.
+
+        A busy host switches machines on some time after they were sold. Until then the API shows the second of the
+        sale as LaunchTime, as in the answer of RunInstances; afterwards it shows this one.
+
+        Returns:
+            The instance as it is now; None when it is not pending any more, or was on already.
+        """
         with self._lock:
-            instance = self._instances[instance_id]
-            if instance.state == "pending":
-                self._set(instance, launched=self.now())
+            instance = self._pages.instances[instance_id]
+            if instance.state != "pending" or instance.on:
+                return None
+            now = self.now()
+            late = {"launched": now} if now != instance.launched else {}
+            return self._pages.change(instance, on=True, **late)
 
     def mark_running(self, instance_id: str) -> bool:
         """pending -> running; False when it is not pending any more."""
         with self._lock:
-            instance = self._instances[instance_id]
+            instance = self._pages.instances[instance_id]
             if instance.state != "pending":
                 return False
-            self._set(instance, state="running")
+            self._pages.change(instance, state="running")
             return True
 
     def begin_end(
         self, instance_id: str, ending: Ending, *, abrupt: bool = False, at: datetime | None = None
     ) -> Instance | None:
         """Start the end of a living instance: from this second on it is not billed.
+
+        A shutdown from inside ends a spot instance for good, whatever its shutdown behavior is: only those of
+        persistent requests can be stopped. Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/, pages
+        spot-request-status.html and using-spot-instances-request.html, "Stop a Spot Instance".
 
         Args:
             instance_id: a known instance.
@@ -262,17 +201,18 @@ class Book:
             The instance as it was before, or None when it was ending already (the first reason stands).
         """
         with self._lock:
-            before = self._instances[instance_id]
+            before = self._pages.instances[instance_id]
             if before.state not in LIVING:
                 return None
-            stops = ending == FROM_INSIDE and before.spec.shutdown_behavior == "stop"
+            # a spot instance of a one-time request, and there are no others here, cannot be stopped
+            stops = ending == FROM_INSIDE and before.spec.shutdown_behavior == "stop" and before.lifecycle != "spot"
             self._end(before, ending, "stopping" if stops else "shutting-down", at or self.now(), abrupt=abrupt)
             return before
 
     def begin_stop(self, instance_id: str, ending: Ending) -> Instance | None:
         """StopInstances: like `begin_end`, but the instance can be started again."""
         with self._lock:
-            before = self._instances[instance_id]
+            before = self._pages.instances[instance_id]
             if before.state not in LIVING:
                 return None
             self._end(before, ending, "stopping", self.now(), abrupt=False)
@@ -280,38 +220,52 @@ class Book:
 
     def _end(self, before: Instance, ending: Ending, state: State, at: datetime, *, abrupt: bool) -> None:
         ended = max(floor_second(at), before.launched)
-        self._set(before, state=state, ending=ending, ended=ended, abrupt=abrupt)
+        # what was never switched on has not lived, and no second of it is billed
+        never_on = {"launched": ended} if before.waits_for_power else {}
+        self._pages.change(before, state=state, ending=ending, ended=ended, abrupt=abrupt, **never_on)
 
     def mark_ended(self, instance_id: str) -> None:
         """Its last process is gone: shutting-down -> terminated, stopping -> stopped."""
         with self._lock:
-            instance = self._instances[instance_id]
+            instance = self._pages.instances[instance_id]
             if instance.state == "shutting-down":
-                self._set(instance, state="terminated", gone=self.now())
+                self._pages.change(instance, state="terminated", gone=self.now())
             elif instance.state == "stopping":
-                self._set(instance, state="stopped", gone=self.now())
+                self._pages.change(instance, state="stopped", gone=self.now())
 
     def terminate_stopped(self, instance_id: str) -> None:
         """stopped -> terminated: nothing runs any more, it only leaves the list later; stopping -> shutting-down."""
         with self._lock:
-            instance = self._instances[instance_id]
+            instance = self._pages.instances[instance_id]
             if instance.state == "stopped":
-                self._set(instance, state="terminated", gone=self.now())
+                self._pages.change(instance, state="terminated", gone=self.now())
             elif instance.state == "stopping":
-                self._set(instance, state="shutting-down")
+                self._pages.change(instance, state="shutting-down")
 
     def set_shutdown_behavior(self, instance_id: str, behavior: Literal["stop", "terminate"]) -> None:
         """ModifyInstanceAttribute: what a shutdown from inside does from now on."""
         with self._lock:
-            instance = self._instances[instance_id]
-            self._set(instance, spec=replace(instance.spec, shutdown_behavior=behavior))
+            instance = self._pages.instances[instance_id]
+            self._pages.change(instance, spec=replace(instance.spec, shutdown_behavior=behavior))
+
+    def delete_volume(self, instance_id: str, device: str) -> None:
+        """DeleteVolume: a volume that outlived its instance ends now."""
+        with self._lock:
+            instance = self._pages.instances[instance_id]
+            self._pages.change(instance, deleted_volumes={**instance.deleted_volumes, device: self.now()})
+
+    def tag_volume(self, instance_id: str, device: str, tags: Mapping[str, str]) -> None:
+        """CreateTags, DeleteTags: all the tags that a volume has from now on."""
+        with self._lock:
+            instance = self._pages.instances[instance_id]
+            self._pages.change(instance, volume_tags={**instance.volume_tags, device: dict(tags)})
 
     def cancel_spot_request(self, instance_id: str) -> None:
         """CancelSpotInstanceRequests: the request of a living instance is cancelled; the instance is not touched."""
         with self._lock:
-            instance = self._instances[instance_id]
+            instance = self._pages.instances[instance_id]
             if instance.state in LIVING and instance.request_cancelled is None:
-                self._set(instance, request_cancelled=self.now())
+                self._pages.change(instance, request_cancelled=self.now())
 
     def start_again(self, instance_id: str) -> Instance | None:
         """stopped -> pending, a new life of the same instance; None when it is not stopped.
@@ -319,14 +273,15 @@ class Book:
         The caller has seen that the pool has a place, inside `locked`.
         """
         with self._lock:
-            before = self._instances[instance_id]
+            before = self._pages.instances[instance_id]
             if before.state != "stopped" or before.ended is None:
                 return None
-            return self._set(
+            return self._pages.change(
                 before,
                 state="pending",
                 earlier=(*before.earlier, (before.launched, before.ended)),
                 launched=self.now(),
+                on=False,
                 ending=None,
                 ended=None,
                 gone=None,
@@ -345,13 +300,15 @@ class Book:
     def recommend_rebalance(self, instance_id: str) -> Instance | None:
         """Write down that EC2 sees a higher risk; None when it said so before, or the instance is ending."""
         with self._lock:
-            instance = self._instances[instance_id]
+            instance = self._pages.instances[instance_id]
             if instance.state not in LIVING or instance.rebalance_at is not None:
                 return None
-            return self._set(instance, rebalance_at=self.now())
+            return self._pages.change(instance, rebalance_at=self.now())
 
     def give_notice(self, instance_id: str, action_at: datetime, ending: Ending | None) -> Instance | None:
         """Write down that EC2 will interrupt it at `action_at`; None when it has a notice or is ending.
+
+        A notice that comes to nothing does not shield from a real one, which takes its place.
 
         Args:
             instance_id: a known instance.
@@ -359,18 +316,20 @@ class Book:
             ending: why; None for a notice that comes to nothing.
         """
         with self._lock:
-            instance = self._instances[instance_id]
-            if instance.state not in LIVING or instance.action_at is not None:
+            instance = self._pages.instances[instance_id]
+            if instance.state not in LIVING or instance.noticed_for is not None:
+                return None
+            if instance.action_at is not None and ending is None:
                 return None
             action_at = floor_second(action_at)
-            return self._set(instance, notice_at=self.now(), action_at=action_at, noticed_for=ending)
+            return self._pages.change(instance, notice_at=self.now(), action_at=action_at, noticed_for=ending)
 
     def withdraw_notice(self, instance_id: str) -> None:
         """The moment of a notice passed and nothing happened: it is as if there had been none."""
         with self._lock:
-            instance = self._instances[instance_id]
+            instance = self._pages.instances[instance_id]
             if instance.state in LIVING:
-                self._set(instance, notice_at=None, action_at=None, noticed_for=None)
+                self._pages.change(instance, notice_at=None, action_at=None, noticed_for=None)
 
     def add_tags(self, ids: Iterable[str], tags: Mapping[str, str]) -> list[str]:
         """Set tags on instances and fleets; returns the ids that are unknown, and then changes nothing."""
@@ -384,48 +343,4 @@ class Book:
 
     def _retag(self, ids: Iterable[str], change: Callable[[Mapping[str, str]], dict[str, str]]) -> list[str]:
         with self._lock:
-            ids = list(ids)
-            unknown = [i for i in ids if i not in self._instances and i not in self._launches]
-            if unknown:
-                return unknown
-            for resource in ids:
-                if resource in self._instances:
-                    instance = self._instances[resource]
-                    self._set(instance, tags=change(instance.tags))
-                else:
-                    launch = replace(self._launches[resource], tags=change(self._launches[resource].tags))
-                    self._change(resource, {"tags": dict(launch.tags)})
-                    self._keep_launch(launch)
-            return []
-
-    def _set(self, instance: Instance, **changes: Any) -> Instance:
-        after = replace(instance, **changes)
-        self._change(instance.id, _instances().dump_python(after, mode="json", include=set(changes)))
-        self._keep(after)
-        self._on_change(instance, after)
-        return after
-
-    def _change(self, resource: str, changes: dict[str, Any]) -> None:
-        self._journal.write("change", id=resource, at=self.now(), changes=changes)
-
-    def _keep(self, instance: Instance) -> None:
-        self._instances[instance.id] = instance
-        if instance.state in HOLDING:
-            self._holding[instance.id] = instance
-        else:
-            self._holding.pop(instance.id, None)
-
-    def _keep_launch(self, launch: Launch) -> None:
-        self._launches[launch.id] = launch
-        if launch.client_token:
-            self._of_token[launch.kind, launch.region, launch.client_token] = launch.id
-
-
-@functools.cache
-def _instances() -> TypeAdapter[Instance]:
-    return TypeAdapter(Instance)
-
-
-@functools.cache
-def _launches() -> TypeAdapter[Launch]:
-    return TypeAdapter(Launch)
+            return self._pages.retag(list(ids), change)

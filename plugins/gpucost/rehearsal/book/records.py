@@ -51,6 +51,7 @@ class LaunchSpec:
     key_name: str | None = None
     security_groups: tuple[str, ...] = ()
     disks: tuple[Disk, ...] = (Disk(),)
+    volume_tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Ending:
 
     `code` and `message` make StateReason; `spot_status` is the code of the spot request; `transition` is the text
     before the time in StateTransitionReason.
+
+    Sources: the codes of StateReason are those of
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html, the status codes of spot requests those
+    of https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html. AWS publishes no texts for
+    `message`, `transition` and `spot_message`: nobody should read them, but for the time in `transition`.
     """
 
     code: str
@@ -87,6 +93,8 @@ FROM_INSIDE = Ending(
     "instance-terminated-by-user",
     "Spot Instance terminated due to user-initiated termination.",
 )
+"""AWS has a status for the shutdown command only where it stops: instance-stopped-by-user. Ended, it is the user's."""
+
 NO_CAPACITY = Ending(
     "Server.SpotInstanceTermination",
     "Server.SpotInstanceTermination: Spot instance termination",
@@ -94,8 +102,6 @@ NO_CAPACITY = Ending(
     "instance-terminated-no-capacity",
     "Your Spot Instance was terminated because there is no Spot capacity available.",
 )
-
-
 PRICE = Ending(
     "Server.SpotInstanceTermination",
     "Server.SpotInstanceTermination: Spot instance termination",
@@ -107,20 +113,23 @@ LOST = Ending(
     "Server.InternalError",
     "Server.InternalError: Internal error",
     "Server.InternalError",
-    "instance-terminated-no-capacity",
-    "Your Spot Instance was terminated because its host failed.",
+    "system-error",
+    "There was an unexpected system error: the host of your Spot Instance failed.",
 )
-"""The host failed: this rehearsal was away for longer than its machines go on without it."""
+"""The host failed: this rehearsal was away for longer than its machines go on without it, or a machine's first process
+was killed. AWS names no status for that; of its codes only system-error blames neither capacity, price nor user."""
 
 
 @dataclass(frozen=True)
 class Instance:
     """One machine: what was asked for, and how it stands.
 
-    Times are whole seconds of the rehearsal clock. `launched` is the beginning of its latest life, `earlier` the
-    (start, end) of lives before a stop; `ended` is when it left pending or running, `gone` when its last process
+    Times are whole seconds of the rehearsal clock. `launched` is the beginning of its latest life: when its first
+    process was there (`on`), until then when it was sold or started. `earlier` are the (start, end) of lives before a
+    stop; `ended` is when it left pending or running, `gone` when its last process
     had ended. A notice names the moment `action_at` and why (`noticed_for`, None for a notice that comes to nothing).
-    `request_cancelled` is when its spot request was cancelled; the instance itself runs on.
+    `request_cancelled` is when its spot request was cancelled; the instance itself runs on. `volume_tags` and
+    `deleted_volumes` are by device: the tags of its volumes, and when their owner deleted those that outlived it.
     """
 
     id: str
@@ -133,6 +142,7 @@ class Instance:
     tags: Mapping[str, str]
     created: datetime
     launched: datetime
+    on: bool = False
     index: int = 0
     state: State = "pending"
     spot_request_id: str | None = None
@@ -147,11 +157,23 @@ class Instance:
     noticed_for: Ending | None = None
     abrupt: bool = False
     request_cancelled: datetime | None = None
+    volume_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    deleted_volumes: Mapping[str, datetime] = field(default_factory=dict)
 
     @property
     def living(self) -> bool:
         """Whether it is being billed."""
         return self.state in LIVING
+
+    @property
+    def waits_for_power(self) -> bool:
+        """Whether it was sold or started, and no process of it lives yet."""
+        return self.state == "pending" and not self.on
+
+    @property
+    def billed_until(self) -> datetime | None:
+        """The end of its latest life: not before it has begun; None while it goes on."""
+        return self.launched if self.waits_for_power else self.ended
 
     @property
     def region(self) -> str:

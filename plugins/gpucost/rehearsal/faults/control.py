@@ -11,7 +11,8 @@ from gpucost.rehearsal.faults.credentials import Credentials, CredentialsChange
 from gpucost.rehearsal.faults.injector import Injector
 from gpucost.rehearsal.faults.rules import FaultSet
 
-Answer = tuple[int, dict[str, Any] | str]
+Reply = tuple[int, dict[str, Any] | str]
+"""Status, and a document for JSON or text for CSV."""
 
 
 class ClearRequest(BaseModel):
@@ -33,7 +34,7 @@ class FaultsControl:
         self._injector = injector
         self._credentials = credentials
 
-    def routes(self) -> dict[tuple[str, str], Callable[[bytes], Answer]]:
+    def routes(self) -> dict[tuple[str, str], Callable[[bytes], Reply]]:
         """Method and name below /rehearsal/ -> what answers."""
         return {
             ("GET", "faults"): lambda _body: (200, {"rules": self.rules()}),
@@ -47,7 +48,7 @@ class FaultsControl:
         """Every rule with how many requests it matched and how often it fired."""
         return self._injector.as_json()
 
-    def _add(self, body: bytes) -> Answer:
+    def _add(self, body: bytes) -> Reply:
         wanted = FaultSet.model_validate_json(body)
         try:
             added = self._injector.add(wanted.rules)
@@ -55,14 +56,14 @@ class FaultsControl:
             return 409, {"error": str(error)}
         return 200, {"added": [rule.id for rule in added], "rules": self.rules()}
 
-    def _clear(self, body: bytes) -> Answer:
+    def _clear(self, body: bytes) -> Reply:
         wanted = ClearRequest.model_validate_json(body or b"{}")
         cleared = self._injector.clear(wanted.id)
         if wanted.id is not None and not cleared:
             return 404, {"error": f"id: {wanted.id!r} is no rule's; see /rehearsal/faults"}
         return 200, {"cleared": cleared, "rules": self.rules()}
 
-    def _change(self, body: bytes) -> Answer:
+    def _change(self, body: bytes) -> Reply:
         wanted = CredentialsChange.model_validate_json(body)
         try:
             self._credentials.change(wanted)

@@ -18,20 +18,19 @@ import string
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from gpucost.rehearsal.faults.catalogue import Failure, failure
-from gpucost.rehearsal.faults.rules import Call
+from gpucost.rehearsal.faults.kept import KeptFile
+from gpucost.rehearsal.protocol.catalogue import Failure, failure
+from gpucost.rehearsal.protocol.reading import UNSIGNED_ACTIONS, Call
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = timedelta(minutes=15)
 """How far a signature's time may be from the cloud's clock."""
-
-UNSIGNED_ACTIONS = frozenset({"AssumeRoleWithSAML", "AssumeRoleWithWebIdentity"})
-"""STS actions that bring another proof than a signature."""
 
 ISSUING = frozenset({"AssumeRole", "GetSessionToken", "GetFederationToken"}) | UNSIGNED_ACTIONS
 
@@ -61,22 +60,44 @@ class CredentialsChange(BaseModel):
     expire: list[str] = Field(default=[], description="Access keys that are expired now; patterns for issued ones.")
 
 
+class _Kept(BaseModel):
+    """What the file holds."""
+
+    deny: list[Denial] = []
+    disable: list[str] = []
+    expire: list[str] = []
+    issued: dict[str, AwareDatetime] = {}
+
+
 class Credentials:
     """Knows which requests are refused for who asks; safe to use from many threads.
 
     Args:
         account: named in messages.
         real_now: real time, aware.
+        kept_in: a file that remembers all of it over a restart of the cloud; None: it is forgotten.
+
+    Raises:
+        ValueError: the file cannot be read.
     """
 
-    def __init__(self, account: str, real_now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        account: str,
+        real_now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        kept_in: Path | None = None,
+    ) -> None:
         self._account = account
         self._real_now = real_now
         self._lock = threading.Lock()
-        self._denied: list[Denial] = []
-        self._disabled: list[str] = []
-        self._expired: set[str] = set()
-        self._until: dict[str, datetime] = {}
+        self._kept = KeptFile(kept_in)
+        document = self._kept.read()
+        try:
+            kept = _Kept.model_validate(document)
+        except ValidationError as error:
+            raise self._kept.damaged(error) from error
+        self._denied, self._disabled = kept.deny, kept.disable
+        self._expired, self._until = set(kept.expire), kept.issued
 
     def change(self, wanted: CredentialsChange) -> None:
         """Take permissions and keys away, or give them back.
@@ -91,6 +112,7 @@ class Credentials:
             self._denied += wanted.deny
             self._disabled += wanted.disable
             self._expired |= expired
+            self._kept.write(self._document())
 
     def _issued(self, pattern: str) -> list[str]:
         if not set(pattern) & set("*?["):
@@ -103,12 +125,15 @@ class Credentials:
     def as_json(self) -> dict[str, Any]:
         """What was taken away, and the issued access keys with their ends. No secrets: there are none here."""
         with self._lock:
-            return {
-                "deny": [one.model_dump() for one in self._denied],
-                "disable": list(self._disabled),
-                "expire": sorted(self._expired),
-                "issued": {key: until.isoformat() for key, until in self._until.items()},
-            }
+            return self._document()
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "deny": [one.model_dump() for one in self._denied],
+            "disable": list(self._disabled),
+            "expire": sorted(self._expired),
+            "issued": {key: until.isoformat() for key, until in self._until.items()},
+        }
 
     def refusal(self, call: Call, signed_at: datetime | None, skew_s: float) -> Failure | None:
         """The error for a request that may not be done, or None.
@@ -147,6 +172,7 @@ class Credentials:
         if key and until:
             with self._lock:
                 self._until[key[1]] = datetime.fromisoformat(until[1]).astimezone(UTC)
+                self._kept.write(self._document())
             log.info("%s issued %s until %s", call.action, key[1], until[1])
         return body
 

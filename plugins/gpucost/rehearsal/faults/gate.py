@@ -6,23 +6,20 @@ In this order: a fault that does no work; who asks; the work; a fault that comes
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
 from werkzeug.wrappers import Response
 
-from gpucost.rehearsal.faults import catalogue
-from gpucost.rehearsal.faults.answers import error_response
-from gpucost.rehearsal.faults.credentials import ISSUING, UNSIGNED_ACTIONS, Credentials
+from gpucost.rehearsal.faults.credentials import ISSUING, Credentials
 from gpucost.rehearsal.faults.injector import NOTHING, Injector
-from gpucost.rehearsal.faults.rules import Call, FaultRule
+from gpucost.rehearsal.faults.rules import FaultRule
+from gpucost.rehearsal.protocol import catalogue, reading
+from gpucost.rehearsal.protocol.answers import error_response
+from gpucost.rehearsal.protocol.reading import Asked
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -32,19 +29,6 @@ log = logging.getLogger(__name__)
 
 SKEW = "gpucost.skew_s"
 """The environ's key for how far ahead the clock is that this answer's Date header shows."""
-
-IMDS = "/imds/"
-FORM = "application/x-www-form-urlencoded"
-_SIGNING_ALIASES = {"eventbridge": "events"}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request, as far as the gate looks at it."""
-
-    call: Call
-    signed_at: datetime | None
-    as_json: bool
 
 
 class Gate:
@@ -77,7 +61,7 @@ class Gate:
             ConnectionAbortedError: the connection was closed without an answer; the server takes it for a client
                 that went away.
         """
-        asked = read_request(environ, self._region)
+        asked = reading.read(environ, self._region)
         skew_s = self._injector.skew(asked.call)
         environ[SKEW] = skew_s
         decision = self._injector.decide(asked.call)
@@ -123,47 +107,6 @@ class Gate:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         raise ConnectionAbortedError(f"fault {rule.id}: the connection is closed without an answer")
-
-
-def read_request(environ: WSGIEnvironment, region: str) -> Asked:
-    """Service, action, region and access key of a request; its body can be read again afterwards.
-
-    Signed by header or by query parameters (presigned). An unsigned request with an Action is taken for EC2's, as
-    the application does, unless it is one of STS's that need no signature.
-    """
-    path = environ.get("PATH_INFO", "/")
-    if path.startswith(IMDS):
-        return Asked(Call("imds", path.removeprefix(IMDS), region), None, as_json=False)
-    query = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
-    _, _, credential = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")
-    credential = credential.partition(",")[0].strip() or query.get("X-Amz-Credential", "")
-    target = environ.get("HTTP_X_AMZ_TARGET", "")
-    action = target.rpartition(".")[2] or query.get("Action", "") or _form_action(environ)
-    parts = credential.split("/")
-    if len(parts) >= 5:
-        service = _SIGNING_ALIASES.get(parts[-2], parts[-2])
-        call = Call(service, action, parts[-3], "/".join(parts[:-4]))
-    elif action and not target:
-        call = Call("sts" if action in UNSIGNED_ACTIONS else "ec2", action, region)
-    else:
-        call = Call("", action, region)
-    return Asked(call, _signed_at(environ.get("HTTP_X_AMZ_DATE", "")), as_json=bool(target))
-
-
-def _form_action(environ: WSGIEnvironment) -> str:
-    if environ.get("REQUEST_METHOD") != "POST" or not environ.get("CONTENT_TYPE", "").startswith(FORM):
-        return ""
-    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    environ["wsgi.input"] = io.BytesIO(body)
-    return dict(parse_qsl(body.decode("utf-8", errors="replace"))).get("Action", "")
-
-
-def _signed_at(text: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    except ValueError:
-        # presigned or made by hand: there is no time to judge by
-        return None
 
 
 def showing_the_clouds_date(handler: type[WSGIRequestHandler]) -> type[WSGIRequestHandler]:

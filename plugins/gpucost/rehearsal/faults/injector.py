@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gpucost.rehearsal.faults import catalogue
-from gpucost.rehearsal.faults.rules import Call, FaultRule, check_ids
+from gpucost.rehearsal.faults.kept import KeptFile
+from gpucost.rehearsal.faults.rules import FaultRule, check_ids
+from gpucost.rehearsal.protocol import catalogue
+from gpucost.rehearsal.protocol.reading import Call
 
 if TYPE_CHECKING:
     from gpucost.rehearsal.market.places import PoolKey
 
 log = logging.getLogger(__name__)
-
-Fate = Literal["once", "lost", "twice"]
 
 OUTCOMES = frozenset({"error", "error-after", "timeout", "timeout-after"})
 """Kinds that decide what the client sees instead of its answer."""
@@ -39,24 +40,45 @@ class Decision:
 NOTHING = Decision()
 
 
-@dataclass
 class _Armed:
-    """A rule with its counters and its own random numbers."""
+    """A rule with its counters and its own random numbers.
 
-    rule: FaultRule
-    chance: random.Random
-    seen: int = 0
-    fired: int = 0
+    Args:
+        given: the rule as it was asked for.
+        rule: the same, with an id.
+        seed: of all rules.
+        seen, fired, drawn: how many requests it matched, it fired at, it drew a random number for, in earlier lives.
+    """
+
+    def __init__(
+        self, given: FaultRule, rule: FaultRule, seed: int, seen: int = 0, fired: int = 0, drawn: int = 0
+    ) -> None:
+        self.given = given
+        self.rule = rule
+        self.seen = seen
+        self.fired = fired
+        self._drawn = drawn
+        # a string seeds the same numbers in every process, a hash would not
+        self._chance = random.Random(f"{seed}:{rule.id}")  # noqa: S311 (faults, not secrets)
+        for _ in range(drawn):
+            self._chance.random()
 
     def fires(self) -> bool:
         """Count one match, and tell whether it is one that fires."""
         self.seen += 1
         if self.seen <= self.rule.skip or (self.rule.times is not None and self.fired >= self.rule.times):
             return False
-        if self.rule.rate < 1 and self.chance.random() >= self.rule.rate:
-            return False
+        if self.rule.rate < 1:
+            self._drawn += 1
+            if self._chance.random() >= self.rule.rate:
+                return False
         self.fired += 1
         return True
+
+    def as_json(self) -> dict[str, Any]:
+        """What makes the same again; the rule's fields as they were given."""
+        given = self.given.model_dump(exclude_unset=True)
+        return {"given": given, "id": self.rule.id, "seen": self.seen, "fired": self.fired, "drawn": self._drawn}
 
 
 class Injector:
@@ -64,14 +86,35 @@ class Injector:
 
     The same seed, rules and order of requests give the same faults. Every rule draws from random numbers of its
     own, so that another rule changes nothing for it.
+
+    Args:
+        seed: of the random numbers.
+        rules: at the start. One that is kept already is not added again; one with the id of a kept one is put in its
+            place.
+        kept_in: a file that remembers rules and counts over a restart of the cloud; None: they are forgotten.
+
+    Raises:
+        ValueError: two rules have one id, or the file cannot be read.
     """
 
-    def __init__(self, seed: int = 0, rules: Iterable[FaultRule] = ()) -> None:
+    def __init__(self, seed: int = 0, rules: Iterable[FaultRule] = (), kept_in: Path | None = None) -> None:
         self._seed = seed
         self._lock = threading.Lock()
-        self._armed: list[_Armed] = []
+        self._kept = KeptFile(kept_in)
+        self._armed = self._of_earlier_lives()
         self._made = 0
-        self.add(list(rules))
+        rules = list(rules)
+        known = [one.given for one in self._armed]
+        renewed = {rule.id for rule in rules if rule.id and rule not in known}
+        self._armed = [one for one in self._armed if one.rule.id not in renewed]
+        self.add([rule for rule in rules if rule not in known])
+
+    def _of_earlier_lives(self) -> list[_Armed]:
+        document = self._kept.read()
+        try:
+            return [_rearmed(one, self._seed) for one in document.get("rules", [])]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._kept.damaged(ValueError(str(error))) from error
 
     def add(self, rules: list[FaultRule]) -> list[FaultRule]:
         """Add rules behind those that are there; returns them with the ids that were made.
@@ -82,9 +125,12 @@ class Injector:
         with self._lock:
             check_ids(rules, [one.rule.id for one in self._armed])
             named = [self._named(rule, {one.id for one in rules}) for rule in rules]
-            # a string seeds the same numbers in every process, a hash would not
-            self._armed += [_Armed(one, random.Random(f"{self._seed}:{one.id}")) for one in named]  # noqa: S311
+            self._armed += [_Armed(given, rule, self._seed) for given, rule in zip(rules, named, strict=True)]
+            self._keep()
             return named
+
+    def _keep(self) -> None:
+        self._kept.write({"rules": [one.as_json() for one in self._armed]})
 
     def _named(self, rule: FaultRule, given: set[str]) -> FaultRule:
         if rule.id:
@@ -101,6 +147,7 @@ class Injector:
             kept = [one for one in self._armed if rule_id is not None and one.rule.id != rule_id]
             gone = len(self._armed) - len(kept)
             self._armed = kept
+            self._keep()
             return gone
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -119,11 +166,10 @@ class Injector:
     def decide(self, call: Call) -> Decision:
         """What happens to a request: the first rule that fires decides its answer, every slow one adds its delay."""
         with self._lock:
-            if not self._armed:
-                return NOTHING
             outcome = self._first(lambda rule: rule.kind in OUTCOMES and rule.concerns(call))
-            matching = [one for one in self._armed if one.rule.kind == "slow" and one.rule.concerns(call)]
-            slow = [one.rule for one in matching if one.fires()]
+            slow = self._all(lambda rule: rule.kind == "slow" and rule.concerns(call))
+        if outcome is None and not slow:
+            return NOTHING
         for rule in [*slow, *([outcome] if outcome else [])]:
             log.info("fault %s: %s for %s %s %s", rule.id, _words(rule), call.service, call.action, call.access_key)
         return Decision(outcome, sum(rule.delay_real_s for rule in slow))
@@ -140,37 +186,50 @@ class Injector:
         log.info("fault %s: %s %s in %s refused: %s", rule.id, lifecycle, pool.instance_type, pool.zone, failure.code)
         return failure.code, failure.message
 
-    def message_fate(self) -> Fate:
-        """What happens to one event on its way from the event bus to all of its targets."""
+    def copies(self) -> int:
+        """How many copies of a message come into its queue: 1, or 0 of a lost and 2 of a doubled one."""
         with self._lock:
             rule = self._first(lambda one: one.kind in {"lost", "doubled"})
         if rule is None:
-            return "once"
-        log.info("fault %s: an event is %s", rule.id, rule.kind)
-        return "lost" if rule.kind == "lost" else "twice"
+            return 1
+        log.info("fault %s: a message is %s", rule.id, rule.kind)
+        return 0 if rule.kind == "lost" else 2
 
     def skew(self, call: Call) -> float:
         """How many seconds the cloud's clock is ahead for this request."""
-        total = 0.0
         with self._lock:
-            for one in self._armed:
-                if one.rule.kind == "skew" and one.rule.concerns(call):
-                    if one.seen == 0:
-                        log.info("fault %s: the clock is %+g s off for %s", one.rule.id, one.rule.skew_s, call.service)
-                    one.seen += 1
-                    one.fired += 1
-                    total += one.rule.skew_s
-        return total
+            before = {one.rule.id for one in self._armed if one.seen}
+            rules = self._all(lambda rule: rule.kind == "skew" and rule.concerns(call))
+        for rule in rules:
+            if rule.id not in before:
+                log.info("fault %s: the clock is %+g s off for %s", rule.id, rule.skew_s, call.service)
+        return sum(rule.skew_s for rule in rules)
 
     def imds_skew(self, instance_id: str) -> float:
         """How many seconds ahead the times are that an instance's metadata tells: spot action, rebalance."""
         return self.skew(Call("imds", f"{instance_id}/latest/meta-data/"))
 
     def _first(self, concerns: Callable[[FaultRule], bool]) -> FaultRule | None:
-        for one in self._armed:
-            if concerns(one.rule) and one.fires():
-                return one.rule
-        return None
+        """The first rule that fires; those behind it do not count the match."""
+        matching = [one for one in self._armed if concerns(one.rule)]
+        found = next((one.rule for one in matching if one.fires()), None)
+        if matching:
+            self._keep()
+        return found
+
+    def _all(self, concerns: Callable[[FaultRule], bool]) -> list[FaultRule]:
+        """Every rule that fires."""
+        matching = [one for one in self._armed if concerns(one.rule)]
+        found = [one.rule for one in matching if one.fires()]
+        if matching:
+            self._keep()
+        return found
+
+
+def _rearmed(document: Mapping[str, Any], seed: int) -> _Armed:
+    given = FaultRule.model_validate(document["given"])
+    rule = given.model_copy(update={"id": document["id"]})
+    return _Armed(given, rule, seed, document["seen"], document["fired"], document["drawn"])
 
 
 def _words(rule: FaultRule) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gpucost.rehearsal.faults import catalogue
+from gpucost.rehearsal.protocol import catalogue
+from gpucost.rehearsal.protocol.reading import Call
+from gpucost.rehearsal.wording import read_model
 
 Kind = Literal["error", "error-after", "timeout", "timeout-after", "slow", "refuse", "lost", "doubled", "skew"]
 
@@ -39,23 +40,6 @@ NEEDS: dict[Kind, frozenset[str]] = {
     "skew": frozenset({"skew_s"}),
 }
 """The fields that a kind cannot do without."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One request, as far as rules look at it.
-
-    Args:
-        service: its signing name: ec2, sqs, events, sts ...; imds for instance metadata.
-        action: CreateFleet, ReceiveMessage ...; for imds `INSTANCE-ID/latest/...`.
-        region: of the signature; for imds the rehearsal's first one.
-        access_key: of the signature; empty when the request is not signed.
-    """
-
-    service: str
-    action: str
-    region: str = ""
-    access_key: str = ""
 
 
 class FaultRule(BaseModel):
@@ -165,9 +149,4 @@ def load_faults(path: Path) -> list[FaultRule]:
     Raises:
         ValueError: it cannot be read or is wrong; the message names the file and the fields.
     """
-    try:
-        return FaultSet.model_validate_json(path.read_bytes()).rules
-    except OSError as error:
-        raise ValueError(f"faults: cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise ValueError(f'faults: {path} is not {{"rules": [...]}}: {error}') from error
+    return read_model(path, FaultSet, "faults", '{"rules": [...]}').rules

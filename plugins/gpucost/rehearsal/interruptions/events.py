@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from gpucost.rehearsal.book.records import Instance
 
@@ -24,18 +24,14 @@ WARNING = "EC2 Spot Instance Interruption Warning"
 REBALANCE = "EC2 Instance Rebalance Recommendation"
 STATE_CHANGE = "EC2 Instance State-change Notification"
 
-Event = dict[str, Any]
-
-Fate = Literal["once", "lost", "twice"]
-"""What happens to an event on its way; a doubled one has the same id both times."""
-
-TIMES: dict[Fate, int] = {"once": 1, "lost": 0, "twice": 2}
+Envelope = dict[str, Any]
+"""An event as EventBridge passes it on."""
 
 
 class Bus(Protocol):
     """Where events go."""
 
-    def put_event(self, region: str, event: Event) -> None:
+    def put_event(self, region: str, event: Envelope) -> None:
         """Put an event on the default bus of a region."""
         ...
 
@@ -47,7 +43,6 @@ class Announcer:
         bus: where they go.
         now: the rehearsal clock.
         account: the account's number.
-        fate: asked once for each event.
         new_id: makes events' ids.
     """
 
@@ -57,15 +52,13 @@ class Announcer:
         now: Callable[[], datetime],
         account: str,
         *,
-        fate: Callable[[], Fate] = lambda: "once",
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         self._bus = bus
         self._now = now
         self._account = account
-        self._fate = fate
         self._new_id = new_id
-        self._waiting: queue.SimpleQueue[tuple[str, Event] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[str, Envelope] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._deliver, name="announcer", daemon=True)
         self._thread.start()
 
@@ -116,8 +109,7 @@ class Announcer:
         while (waiting := self._waiting.get()) is not None:
             region, event = waiting
             try:
-                for _ in range(TIMES[self._fate()]):
-                    self._bus.put_event(region, event)
+                self._bus.put_event(region, event)
             except Exception as error:  # noqa: BLE001 (events are best effort: the next one must still go)
                 log.warning("%s of %s could not be put on the event bus: %s",
                             event["detail-type"], event["detail"]["instance-id"], error)  # fmt: skip

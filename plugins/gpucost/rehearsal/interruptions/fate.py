@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpucost.rehearsal.wording import read_model
 
 
 class Habits(BaseModel):
@@ -33,12 +35,7 @@ def load_habits(path: Path) -> Habits:
     Raises:
         ValueError: it cannot be read or is wrong; the message names the file and the fields.
     """
-    try:
-        return Habits.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"habits: cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise ValueError(f"habits: {path}: {error}") from error
+    return read_model(path, Habits, "habits")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gpucost.clock import SpecClock
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import NO_CAPACITY, PRICE, Ending, Instance
 from gpucost.rehearsal.interruptions.fate import Fate, Habits, draw
-from gpucost.rehearsal.interruptions.script import JOB_TAG, Event, ProgressReader, Script
+from gpucost.rehearsal.interruptions.script import JOB_TAG, InterruptionKind, ProgressReader, Script
 from gpucost.rehearsal.market.market import Market
 from gpucost.rehearsal.market.places import PoolKey
 
@@ -28,7 +28,7 @@ RISKS_EVERY_REAL_S = 1.0
 """How often rebalances are thought about: they come minutes to hours ahead, so that this is early enough."""
 
 
-class Announcer(Protocol):
+class Messenger(Protocol):
     """Tells the outside: EventBridge."""
 
     def warn(self, instance: Instance) -> None:
@@ -60,7 +60,7 @@ class Interrupter:
         book: the instances.
         market: what each pool holds and costs, also in time to come.
         clock: the rehearsal clock.
-        announcer: tells the outside.
+        messenger: tells the outside.
         script: interruptions at a job's progress.
         folder: an instance's disk, where its progress is.
         habits: how often the cloud warns, and warns for nothing.
@@ -73,7 +73,7 @@ class Interrupter:
         book: Book,
         market: Market,
         clock: SpecClock,
-        announcer: Announcer,
+        messenger: Messenger,
         script: Script,
         folder: Callable[[str], Path],
         *,
@@ -84,7 +84,7 @@ class Interrupter:
         self._book = book
         self._market = market
         self._clock = clock
-        self._announcer = announcer
+        self._messenger = messenger
         self._script = script
         self._folder = folder
         self._habits = habits or Habits()
@@ -92,6 +92,7 @@ class Interrupter:
         self._wake = wake
         self._fates: dict[str, Fate] = {}
         self._progress: dict[str, ProgressReader] = {}
+        self._told: dict[str, str] = {}
         self._risks_at: datetime | None = None
 
     def tick(self) -> None:
@@ -108,13 +109,13 @@ class Interrupter:
                 self._see_risks(pool, instances, now)
         self._follow_script(waiting)
 
-    def interrupt(self, instance_id: str, event: Event) -> bool:
-        """By hand: one of `Event` happens to a spot instance. False when it is ending, or was told already."""
-        if event == "notice":
+    def interrupt(self, instance_id: str, kind: InterruptionKind) -> bool:
+        """By hand or by the script: let it happen to a spot instance. False when it is ending, or was told already."""
+        if kind == "notice":
             return self._give_notice(instance_id, self._clock.now(), NO_CAPACITY)
-        if event == "false-notice":
+        if kind == "false-notice":
             return self._give_notice(instance_id, self._clock.now(), None)
-        if event == "rebalance":
+        if kind == "rebalance":
             return self._recommend(instance_id)
         return self._cut(instance_id, NO_CAPACITY)
 
@@ -133,12 +134,13 @@ class Interrupter:
     def _follow_market(self, pool: PoolKey, instances: list[Instance], now: datetime) -> None:
         """See as far ahead as a notice is long; who is going already makes room."""
         horizon = now + self._lead()
+        # a notice that will come to nothing changes nothing here: nobody outside knows it from a real one
+        staying = [one for one in instances if one.noticed_for is None]
         for point in self._market.capacities(pool, "spot", now, horizon):
             at = max(point.at, now)
-            excess = len([one for one in instances if one.noticed_for is None]) - point.count
-            for one in self._by_rank([one for one in instances if one.action_at is None])[: max(0, excess)]:
+            for one in self._by_rank(staying)[: max(0, len(staying) - point.count)]:
                 self._take_back(one, at, now, NO_CAPACITY)
-        instances = [one for one in instances if one.action_at is None]
+        instances = staying
         cheapest = min((one.max_price for one in instances if one.max_price is not None), default=None)
         if cheapest is None:
             return
@@ -172,14 +174,28 @@ class Interrupter:
     def _follow_script(self, instances: Iterable[Instance]) -> None:
         for one in instances:
             job = one.tags.get(JOB_TAG)
-            if one.action_at is not None or one.state != "running" or not self._script.concerns(job):
+            if one.noticed_for is not None or one.state != "running" or not self._script.concerns(one.id, job):
                 continue
-            reader = self._progress.setdefault(one.id, ProgressReader(self._folder(one.id)))
-            step = reader.step()
-            rule = self._script.fire(job, step) if step is not None else None
-            if rule is not None:
-                log.info("%s job %s is at step %s: the script says %s", one.id, job, step, rule.event)
-                self.interrupt(one.id, rule.event)
+            try:
+                self._follow_job(one, job)
+            except Exception as error:
+                # what one job leaves on its disk must not stop the script for the others
+                if self._told.get(one.id) != str(error):
+                    self._told[one.id] = str(error)
+                    log.exception("%s job %s: the script could not follow it; it keeps trying", one.id, job)
+
+    def _follow_job(self, one: Instance, job: str | None) -> None:
+        step = self._progress.setdefault(one.id, ProgressReader(self._folder(one.id))).step()
+        if step is None:
+            return
+
+        def shoot(kind: InterruptionKind) -> bool:
+            happened = self.interrupt(one.id, kind)
+            if happened:
+                log.info("%s job %s is at step %s: the script said %s", one.id, job, step, kind)
+            return happened
+
+        self._script.fire(one.id, job, step, shoot)
 
     def _give_notice(self, instance_id: str, earliest: datetime, ending: Ending | None) -> bool:
         """Warn now; the interruption comes a notice after `earliest`, and at least a whole notice after now."""
@@ -191,7 +207,7 @@ class Interrupter:
         ahead_s = (action_at - now).total_seconds()
         log.info("%s interruption notice: terminate at %s, %.0f s ahead, %s",
                  instance_id, noticed.action_at.isoformat(), ahead_s, self._length_in_words())  # fmt: skip
-        self._announcer.warn(noticed)
+        self._messenger.warn(noticed)
         return True
 
     def _recommend(self, instance_id: str) -> bool:
@@ -199,7 +215,7 @@ class Interrupter:
         if told is None:
             return False
         log.info("%s rebalance recommendation", instance_id)
-        self._announcer.recommend(told)
+        self._messenger.recommend(told)
         return True
 
     def _cut(self, instance_id: str, ending: Ending) -> bool:
@@ -229,7 +245,7 @@ class Interrupter:
 
     def _forget(self, living: list[Instance]) -> None:
         ids = {one.id for one in living}
-        for kept in (self._fates, self._progress):
+        for kept in (self._fates, self._progress, self._told):
             for gone in kept.keys() - ids:
                 del kept[gone]
 

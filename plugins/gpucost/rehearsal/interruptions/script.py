@@ -6,10 +6,15 @@ import fnmatch
 import json
 import os
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpucost.rehearsal.guests import read_small
+from gpucost.rehearsal.wording import read_model
 
 PROGRESS_FILE = "progress.json"
 """Written by the training agent anywhere below its instance's folder, replaced atomically:
@@ -19,20 +24,20 @@ JOB_TAG = "gpucost:job"
 """The instance's tag that a rule's `job` is matched with."""
 
 
-Event = Literal["notice", "no-notice", "false-notice", "rebalance"]
+InterruptionKind = Literal["notice", "no-notice", "false-notice", "rebalance"]
 """What EC2 may do to a spot instance: take it back with two minutes of warning, or at once; warn for nothing;
 recommend a rebalance."""
 
 
 class Rule(BaseModel):
-    """Interrupt instances of a job when it has done `step` steps, `times` times over all instances."""
+    """Interrupt instances of a job when it has done `step` steps: each once, `times` of them in all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     job: str = Field(default="*", description="Pattern with * and ? for the value of the tag gpucost:job.")
     step: int = Field(ge=0, description="Interrupt when the job's progress shows this step or a later one.")
-    event: Event = Field(default="no-notice", description="What happens to the instance.")
-    times: int = Field(default=1, ge=1, description="How often the rule fires in all.")
+    event: InterruptionKind = Field(default="no-notice", description="What happens to the instance.")
+    times: int = Field(default=1, ge=1, description="How many instances it happens to.")
 
 
 class RuleSet(BaseModel):
@@ -49,72 +54,91 @@ def load_rules(path: Path) -> list[Rule]:
     Raises:
         ValueError: it cannot be read or is wrong; the message names the file and the fields.
     """
-    try:
-        return RuleSet.model_validate_json(path.read_bytes()).rules
-    except OSError as error:
-        raise ValueError(f"script: cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise ValueError(f'script: {path} is not {{"rules": [...]}}: {error}') from error
+    return read_model(path, RuleSet, "script", '{"rules": [...]}').rules
+
+
+@dataclass
+class _Aimed:
+    """A rule, and the instances that it has hit."""
+
+    rule: Rule
+    hit: list[str] = field(default_factory=list)
+
+    def may_hit(self, instance_id: str, job: str | None) -> bool:
+        left = len(self.hit) < self.rule.times and instance_id not in self.hit
+        return left and job is not None and fnmatch.fnmatchcase(job, self.rule.job)
 
 
 class Script:
-    """The rules with the shots that each has left.
+    """The rules, each with the instances that it has hit: it hits one instance once.
 
     Args:
         rules: at the start; those that the kept ones contain already are not added again.
-        kept_in: a file that remembers rules and shots over a restart of the cloud.
+        kept_in: a file that remembers rules and hits over a restart of the cloud.
     """
 
     def __init__(self, rules: list[Rule] | None = None, kept_in: Path | None = None) -> None:
         self._lock = threading.Lock()
         self._kept_in = kept_in
-        self._rules: list[tuple[Rule, int]] = _kept(kept_in) if kept_in else []
-        known = [rule for rule, _ in self._rules]
+        self._aimed: list[_Aimed] = _kept(kept_in) if kept_in else []
+        known = [aimed.rule for aimed in self._aimed]
         self.add([rule for rule in rules or [] if rule not in known])
 
     def add(self, rules: list[Rule]) -> None:
         """Add rules behind those that are there."""
         with self._lock:
-            self._rules += [(rule, rule.times) for rule in rules]
+            self._aimed += [_Aimed(rule) for rule in rules]
             self._keep()
 
     def _keep(self) -> None:
         if self._kept_in is None:
             return
         part = self._kept_in.with_suffix(".part")
-        part.write_text(json.dumps([[rule.model_dump(), left] for rule, left in self._rules]), encoding="utf-8")
+        content = [{"rule": aimed.rule.model_dump(), "hit": aimed.hit} for aimed in self._aimed]
+        part.write_text(json.dumps(content), encoding="utf-8")
         part.replace(self._kept_in)
 
-    def concerns(self, job: str | None) -> bool:
-        """Whether a rule with shots left may interrupt this job: only then is its progress worth watching."""
+    def concerns(self, instance_id: str, job: str | None) -> bool:
+        """Whether a rule may still hit this instance: only then is its progress worth watching."""
         with self._lock:
-            return any(left and _matches(rule, job) for rule, left in self._rules)
+            return any(aimed.may_hit(instance_id, job) for aimed in self._aimed)
 
-    def fire(self, job: str | None, step: int) -> Rule | None:
-        """The first rule that interrupts this job at this step; it has one shot less then."""
+    def fire(self, instance_id: str, job: str | None, step: int, shoot: Callable[[InterruptionKind], bool]) -> bool:
+        """Let the first rule that is due for this instance, and of which something comes, happen to it.
+
+        Args:
+            instance_id: which instance.
+            job: the value of its tag.
+            step: where its job is.
+            shoot: lets it happen; False when it could not, which costs the rule nothing.
+
+        Returns:
+            Whether something happened.
+        """
         with self._lock:
-            for index, (rule, left) in enumerate(self._rules):
-                if left and step >= rule.step and _matches(rule, job):
-                    self._rules[index] = (rule, left - 1)
+            due = [aimed for aimed in self._aimed if step >= aimed.rule.step and aimed.may_hit(instance_id, job)]
+        for aimed in due:
+            if shoot(aimed.rule.event):
+                with self._lock:
+                    aimed.hit.append(instance_id)
                     self._keep()
-                    return rule
-            return None
+                return True
+        return False
 
     def as_json(self) -> list[dict[str, Any]]:
         """The rules with the shots left, for people."""
         with self._lock:
-            return [{**rule.model_dump(), "left": left} for rule, left in self._rules]
+            return [
+                {**aimed.rule.model_dump(), "left": aimed.rule.times - len(aimed.hit), "hit": list(aimed.hit)}
+                for aimed in self._aimed
+            ]
 
 
-def _kept(path: Path) -> list[tuple[Rule, int]]:
+def _kept(path: Path) -> list[_Aimed]:
     try:
-        return [(Rule.model_validate(rule), left) for rule, left in json.loads(path.read_bytes())]
+        return [_Aimed(Rule.model_validate(one["rule"]), list(one["hit"])) for one in json.loads(path.read_bytes())]
     except FileNotFoundError:
         return []
-
-
-def _matches(rule: Rule, job: str | None) -> bool:
-    return job is not None and fnmatch.fnmatchcase(job, rule.job)
 
 
 class ProgressReader:
@@ -143,16 +167,16 @@ class ProgressReader:
         return self._step
 
     def _read(self, path: Path, before: tuple[int, int]) -> None:
+        """Read it when it has changed; what is no progress file, or not whole, may be one at the next look."""
         try:
             status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_ino)
-            if stamp == before:
-                return
-            step = json.loads(path.read_bytes())["step"]
-        except FileNotFoundError:
+        except OSError:
             return
-        except (ValueError, KeyError, TypeError):
-            # not our file, or not replaced atomically: the next look may find it whole
+        stamp = (status.st_mtime_ns, status.st_ino)
+        content = read_small(path) if stamp != before else None
+        try:
+            step = json.loads(content or b"")["step"]
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         self._seen[path] = stamp
         if isinstance(step, int):

@@ -31,10 +31,6 @@ from gpucost.rehearsal.invoice.measure import MINIMUM_S, elapsed, rounded
 MONTH_S = 86_400 * 30
 """The seconds of a GiB-month in AWS's example."""
 
-DEFAULT_ROOT_GIB = 8
-DEFAULT_VOLUME_TYPE = "gp3"
-"""The root volume of a launch that says nothing about its disks."""
-
 
 @dataclass(frozen=True)
 class Volume:

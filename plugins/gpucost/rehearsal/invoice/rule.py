@@ -34,7 +34,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Self
 
 from gpucost.rehearsal.invoice.disks import DiskLine, Volume, bill_volume
 from gpucost.rehearsal.invoice.measure import HOUR_S, MINIMUM_S, elapsed, rounded
@@ -90,23 +89,6 @@ class Usage:
                     f"periods: {self.instance_id} starts at {after.launched.isoformat()} before it ended; "
                     "expected the oldest first, and only the last one open"
                 )
-
-    @classmethod
-    def once(
-        cls,
-        instance_id: str,
-        instance_type: str,
-        zone: str,
-        lifecycle: str,
-        launched: datetime,
-        ended: datetime | None,
-        interrupted: bool,
-        price_at: PriceAt,
-        **rest: Any,
-    ) -> Self:
-        """An instance that ran once, as nearly all do; `rest` is `on_demand`, `volumes`, `tags`."""
-        periods = (Period(launched, ended, interrupted),)
-        return cls(instance_id, instance_type, zone, lifecycle, periods, price_at, **rest)
 
 
 @dataclass(frozen=True)

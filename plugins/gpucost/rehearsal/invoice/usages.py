@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import datetime
 from decimal import Decimal
 
 from gpucost.rehearsal.book.records import Instance
+from gpucost.rehearsal.book.volumes import deleted_at, volume_id
 from gpucost.rehearsal.invoice.disks import Volume
 from gpucost.rehearsal.invoice.rule import Period, Usage
 from gpucost.rehearsal.market.market import Market
@@ -28,7 +28,7 @@ def usage_of(one: Instance, market: Market) -> Usage:
         instance_type=one.pool.instance_type,
         zone=one.pool.zone,
         lifecycle=one.lifecycle,
-        periods=(*(Period(*life) for life in one.earlier), Period(one.launched, one.ended, interrupted)),
+        periods=(*(Period(*life) for life in one.earlier), Period(one.launched, one.billed_until, interrupted)),
         price_at=market.prices(one.pool).at if one.lifecycle == "spot" else listed,
         on_demand=on_demand,
         volumes=_volumes(one, market),
@@ -44,14 +44,9 @@ def _volumes(one: Instance, market: Market) -> tuple[Volume, ...]:
             gib=disk.gib,
             volume_type=disk.kind,
             created=one.created,
-            # `gone` is also set while an instance is stopped: its disks are still there
-            deleted=one.gone if one.state == "terminated" and disk.delete_on_termination else None,
+            deleted=deleted_at(one, disk),
             usd_per_gib_month=market.disk.usd_per_gib_month,
+            tags=one.volume_tags.get(disk.device, {}),
         )
         for disk in one.spec.disks
     )
-
-
-def volume_id(instance_id: str, device: str) -> str:
-    """The id of the volume that was made with an instance as `device`: always the same."""
-    return f"vol-{hashlib.sha256(f'{instance_id}/{device}'.encode()).hexdigest()[:17]}"

@@ -12,7 +12,11 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpucost.rehearsal.guests import read_small, remove
 from gpucost.rehearsal.machines.processes import MARKER
+
+MOST_DIGITS = 9
+"""Of a pid or an exit status."""
 
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
@@ -49,12 +53,13 @@ exec sleep infinity < /dev/null
 SHUTDOWN_STUB = """\
 #!/bin/sh
 # Stands in for shutdown(8): asks the rehearsal cloud to power this instance off.
-# Accepts: [-h|-P|--halt|--poweroff] [now|+MINUTES], or -c to cancel.
+# Accepts: [-h|-P|--poweroff] [now|+MINUTES], or -c to cancel, or -H or --halt.
 request={request}
 when=+1
 for word in "$@"; do
   case "$word" in
     -c) rm -f "$request"; exit 0 ;;
+    -H|--halt) exec {folder}/bin/halt ;;
     -r|--reboot) echo "shutdown: this rehearsal instance cannot reboot" >&2; exit 1 ;;
     now|+[0-9]*) when="$word" ;;
   esac
@@ -66,6 +71,22 @@ POWEROFF_STUB = """\
 #!/bin/sh
 exec {folder}/bin/shutdown -h now
 """
+
+# SIGSTOP: programs stand still as on a halted CPU, and only the end of the machine moves them again.
+HALT_STUB = """\
+#!/bin/sh
+# Stands in for halt(8). On EC2 it powers nothing off: the CPU stands still, and the instance runs on and is billed.
+for word in "$@"; do
+  case "$word" in
+    -p|--poweroff) exec {folder}/bin/shutdown -h now ;;
+  esac
+done
+echo "System halted: nothing runs any more, and the instance is still on" >> {folder}/{console}
+read -r program < {folder}/{program_pid} && kill -s STOP -- "-$program"
+kill -s STOP $$
+"""
+"""Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_ChangingInstanceInitiatedShutdownBehavior.html:
+halt initiates no shutdown, and the instance keeps running with its CPU in HLT."""
 
 NO_USER_DATA = b"#!/bin/sh\n"
 
@@ -89,17 +110,24 @@ def prepare(folder: Path, user_data: bytes | None, request: Path) -> str:
     for part in (folder, folder / "bin", folder / "tmp", folder / HIDDEN):
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in (request, *(folder / name for name in (INIT_PID, PROGRAM_PID, EXIT_STATUS))):
-        old.unlink(missing_ok=True)
+        remove(old)
+    if not (folder / CONSOLE).is_file():
+        remove(folder / CONSOLE)
     _program(folder / INIT, INIT_SCRIPT.encode())
-    _program(folder / "bin/shutdown", SHUTDOWN_STUB.format(request=shlex.quote(str(request))).encode())
-    poweroff = POWEROFF_STUB.format(folder=shlex.quote(str(folder))).encode()
-    for name in ("poweroff", "halt"):
-        _program(folder / "bin" / name, poweroff)
+    quoted = {
+        "folder": shlex.quote(str(folder)),
+        "request": shlex.quote(str(request)),
+        "console": CONSOLE,
+        "program_pid": PROGRAM_PID,
+    }
+    for name, stub in (("shutdown", SHUTDOWN_STUB), ("poweroff", POWEROFF_STUB), ("halt", HALT_STUB)):
+        _program(folder / "bin" / name, stub.format(**quoted).encode())
     _program(folder / "user-data", user_data or NO_USER_DATA)
     return _fault(user_data or NO_USER_DATA)
 
 
 def _program(path: Path, content: bytes) -> None:
+    remove(path)
     path.write_bytes(content)
     path.chmod(0o700)
 
@@ -108,7 +136,8 @@ def _fault(user_data: bytes) -> str:
     """Why the kernel would not run it; a shell in its place might, and would hide what fails on EC2."""
     if user_data.startswith(b"\x7fELF"):
         return ""
-    first = user_data.partition(b"\n")[0].decode("utf-8", errors="replace")
+    # to the kernel a zero byte ends the line, too
+    first = user_data.partition(b"\n")[0].partition(b"\0")[0].decode("utf-8", errors="replace")
     words = first.removeprefix("#!").split()
     if not first.startswith("#!") or not words:
         return f"it begins with {first[:40]!r}, expected #! and an interpreter"
@@ -134,8 +163,5 @@ def environment(folder: Path, image_path: Iterable[Path], imds: str, marker: str
 
 def number_in(path: Path) -> int | None:
     """The number that a machine wrote into a file; None when it has not, or not to the end."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
-    return int(text) if text.isascii() and text.isdigit() else None
+    text = (read_small(path) or b"").strip()
+    return int(text) if text.isdigit() and len(text) <= MOST_DIGITS else None

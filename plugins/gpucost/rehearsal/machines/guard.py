@@ -50,7 +50,10 @@ def kill_all(cloud_id: str, limit_real_s: float = 10.0) -> bool:
     clean = 0
     deadline = time.monotonic() + limit_real_s
     while clean < CLEAN_LOOKS:
-        found = [pid for machine in scanner.look().values() for pid in machine]
+        try:
+            found = [pid for machine in scanner.look().values() for pid in machine]
+        except OSError:
+            found, clean = [], -1  # we could not look, and do not know
         processes.send(found, signal.SIGKILL)
         clean = 0 if found else clean + 1
         if time.monotonic() > deadline:
@@ -96,6 +99,14 @@ def start(cloud_id: str, state_dir: Path, keep_real_s: float) -> subprocess.Pope
     )
 
 
+def guards(state_dir: Path) -> set[int]:
+    """The pid of the folder's last guard, alive or not; empty when there never was one."""
+    try:
+        return {int(json.loads((state_dir / GUARD).read_bytes())["pid"])}
+    except FileNotFoundError:
+        return set()
+
+
 class Guard:
     """Watches over one cloud's machines.
 
@@ -124,7 +135,10 @@ class Guard:
         cloud_seen, clean = time.monotonic(), 0
         while not self._superseded() and clean < CLEAN_LOOKS:
             self._beat()
-            clean = 0 if scanner.look() else clean + 1
+            try:
+                clean = 0 if scanner.look() else clean + 1
+            except OSError:
+                clean = 0  # we could not look, and do not know
             kept = time.monotonic() - cloud_seen
             if kept >= self._keep_real_s or self._asked_to_end or not self._state_dir.is_dir():
                 with self._power() as mine:

@@ -34,8 +34,14 @@ LOOK_EVERY_REAL_S = 1.0
 AFTER_KILL_REAL_S = 0.02
 """A process that was killed is gone in milliseconds: look again soon."""
 
+SILENT_REAL_S = 15.0
+"""A host that switches hundreds of machines on at once is busy for seconds; one that is silent for longer is ill."""
+
 REST = 4.0
 """Looks rest this many times as long as they last: with hundreds of machines they must not eat the host."""
+
+MOST_MINUTES = 60 * 24 * 365
+"""A `shutdown` further ahead is as good as none."""
 
 ENDING = frozenset({"shutting-down", "stopping"})
 
@@ -88,6 +94,8 @@ class Hypervisor:
         self._machines: dict[str, _Machine] = {}
         self._faults: dict[str, str] = {}
         self._may_look_at = self._must_look_at = monotonic()
+        self._ticked = monotonic()
+        self._failing = False
         self._soon = False
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -97,6 +105,7 @@ class Hypervisor:
         """Take up the machines of an earlier cloud, and start looking after all."""
         self.adopt()
         self._power.open()
+        self._ticked = self._monotonic()
         self._thread.start()
 
     def wake(self) -> None:
@@ -145,9 +154,6 @@ class Hypervisor:
             elif instance.living and self._power.was_on(instance.id):
                 self._lose(instance, self._power.lost_at())
                 lost += 1
-            elif instance.living:
-                # bought right before the end, and never switched on: no second before now is to be billed
-                self._book.launch_late(instance.id)
         if adopted or lost:
             log.info("machines of an earlier start: %d go on, %d were lost with their host", adopted, lost)
 
@@ -163,10 +169,33 @@ class Hypervisor:
             self._wake.wait(min(AFTER_KILL_REAL_S, tick) if self._soon else tick)
             self._wake.clear()
             if not self._stopping.is_set():
-                self.tick()
+                self._tick_or_say_why_not()
+
+    def _tick_or_say_why_not(self) -> None:
+        self._failing = not self._carefully("the host", self.tick)
+        if not self._failing:
+            self._ticked = self._monotonic()
+
+    def healthy(self) -> bool:
+        """Whether machines are looked after: a cloud that does not must not be taken for one that works."""
+        return self.ailment() is None
+
+    def ailment(self) -> str | None:
+        """Why machines are not looked after, for people; None when they are."""
+        if not self._thread.is_alive():
+            return "machines are not looked after: the hypervisor's thread does not run"
+        silent_s = self._monotonic() - self._ticked
+        if silent_s <= max(SILENT_REAL_S, 3 * self._settings.tick_real_s):
+            return None
+        why = self._faults["the host"] if self._failing else "one round of it does not come to its end"
+        return f"machines were last looked after {silent_s:.0f} s ago: {why}"
 
     def tick(self) -> None:
-        """Look at every machine once."""
+        """Look at every machine once.
+
+        Raises:
+            OSError: the host did not let us look; what a look did not see is not taken for gone.
+        """
         self._soon = False
         self._carefully("the guard", self._power.check)
         self._carefully("interruptions", self._on_tick)
@@ -177,14 +206,16 @@ class Hypervisor:
         if self._look_is_due():
             self._look()
 
-    def _carefully(self, what: str, care: Callable[[], None]) -> None:
-        """A fault with one machine must not leave all others alone: say it once, and try again next tick."""
+    def _carefully(self, what: str, care: Callable[[], None]) -> bool:
+        """Whether it went well. A fault must not leave all else alone: say it once, and try again next tick."""
         try:
             care()
         except Exception as error:
             if self._faults.get(what) != str(error):
                 self._faults[what] = str(error)
                 log.exception("%s: the hypervisor could not look after it; it keeps trying", what)
+            return False
+        return True
 
     def _look_after(self, instance: Instance, request: str | None) -> None:
         machine = self._machines.get(instance.id)
@@ -192,14 +223,16 @@ class Hypervisor:
             machine = self._switch_on(instance)
         if machine is None:
             return
+        if instance.waits_for_power:
+            # it lives now, however long it waited for that: nobody pays for the time before
+            instance = self._book.mark_on(instance.id) or instance
         now = self._clock.now()
         if instance.state == "pending" and now >= instance.launched + timedelta(seconds=self._settings.boot_s):
             self._boot(instance)
         if _is_due(machine, request, now) and self._book.begin_end(instance.id, FROM_INSIDE):
-            log.info("%s shut down from inside: %s", instance.id, instance.spec.shutdown_behavior)
+            log.info("%s shut down from inside", instance.id)
 
     def _switch_on(self, instance: Instance) -> _Machine | None:
-        now = self._clock.now()
         try:
             self._power.switch_on(instance)
         except OSError as error:
@@ -207,7 +240,7 @@ class Hypervisor:
             log.error("%s cannot be powered on: %s", instance.id, error)  # noqa: TRY400 (the sentence tells all)
             self._book.begin_end(instance.id, LOST, abrupt=True)
             return None
-        return self._machines.setdefault(instance.id, _Machine(now))
+        return self._machines.setdefault(instance.id, _Machine(self._clock.now()))
 
     def _boot(self, instance: Instance) -> None:
         # the book first: a program that looks itself up sees its machine running
@@ -297,5 +330,6 @@ def _is_due(machine: _Machine, request: str | None, now: datetime) -> bool:
         return False
     if machine.shutdown_due is None:
         digits = request.removeprefix("+")
-        machine.shutdown_due = now + timedelta(minutes=int(digits) if digits.isdigit() else 0)
+        minutes = int(digits) if digits.isascii() and digits.isdigit() else 0
+        machine.shutdown_due = now + timedelta(minutes=min(minutes, MOST_MINUTES))
     return now >= machine.shutdown_due

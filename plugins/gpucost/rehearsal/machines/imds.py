@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gpucost.rehearsal.book.addresses import private_address, private_dns
 from gpucost.rehearsal.book.book import Book
 from gpucost.rehearsal.book.records import Instance
 from gpucost.rehearsal.settings import check_private
@@ -129,7 +130,7 @@ class Imds:
     def _facts(self, instance: Instance) -> dict[str, str]:
         """The items of plain text below meta-data/."""
         zone = instance.pool.zone
-        name = f"ip-{private_address(instance).replace('.', '-')}.{instance.region}.compute.internal"
+        name = private_dns(instance)
         facts = {
             "ami-id": instance.spec.image_id or "",
             "ami-launch-index": str(instance.index),
@@ -216,9 +217,3 @@ def _find(items: Mapping[str, Callable[[], Answer]], path: str) -> Answer | None
     inside = (item.removeprefix(folder) for item in items if item.startswith(folder))
     names = sorted({name + slash for name, slash, _ in (item.partition("/") for item in inside)})
     return Answer(200, "\n".join(names)) if names else None
-
-
-def private_address(instance: Instance) -> str:
-    """An address of its own on loopback, where the instance's programs can really listen."""
-    number = instance.number + 1
-    return f"127.{64 + (number >> 16) % 64}.{(number >> 8) & 255}.{number & 255}"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucost.rehearsal.book.records import Instance
+from gpucost.rehearsal.guests import read_small, remove
 from gpucost.rehearsal.machines import disk, guard, processes
 from gpucost.rehearsal.machines.processes import Process
 
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 REQUESTS = "requests"
 """Folder of the files by which machines ask to be powered off, one named for each: one look sees all."""
+
+STARTED = "started"
+"""Folder of the pids of inits, one file for each machine that is on."""
 
 WAIT_FOR_POWER_REAL_S = 20.0
 """A guard that ends the machines of an earlier cloud needs no more than 10 s."""
@@ -134,7 +138,8 @@ class LocalPower:
         self._image_path = tuple(image_path)
         self._imds_base = imds_base
         self._keep_real_s = keep_real_s
-        (state_dir / REQUESTS).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (REQUESTS, STARTED):
+            (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = guard.take_power(state_dir, WAIT_FOR_POWER_REAL_S)
         if lock is None:
             raise OSError(f"state_dir: the guard of an earlier cloud still ends machines of {state_dir}; start later")
@@ -193,8 +198,15 @@ class LocalPower:
         return self._lost_at
 
     def was_on(self, instance_id: str) -> bool:
-        """Whether its init ever wrote its pid; `switch_off` removes that."""
-        return (self.folder(instance_id) / disk.INIT_PID).exists()
+        """Whether its init was ever started; `switch_off` ends that.
+
+        We write it down outside the machine's disk, whose programs may remove what they like; init's own note is for
+        a cloud that was killed between the start and our note.
+        """
+        return self._started(instance_id).exists() or (self.folder(instance_id) / disk.INIT_PID).exists()
+
+    def _started(self, instance_id: str) -> Path:
+        return self._state_dir / STARTED / instance_id
 
     def switch_on(self, instance: Instance) -> None:
         """Make its disk and start its init, in a session of its own, its output in console.log."""
@@ -211,6 +223,7 @@ class LocalPower:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._started(instance.id).write_text(str(child.pid), encoding="utf-8")
         self._children[instance.id] = child
         self._inits[instance.id] = child.pid
         if fault:
@@ -233,14 +246,14 @@ class LocalPower:
             if child.poll() is None and child.pid not in looks.get(instance_id, {}):
                 missed = Process(child.pid, os.getpid(), child.pid, started=0, rss=0, name="init")
                 looks.setdefault(instance_id, {})[child.pid] = missed
-        return {
-            instance_id: Sight(found, self._init_among(instance_id, found)) for instance_id, found in looks.items()
-        }
+        return {instance_id: Sight(found, self._init_among(instance_id, found)) for instance_id, found in looks.items()}
 
     def _init_among(self, instance_id: str, found: Mapping[int, Process]) -> int | None:
         pid = self._inits.get(instance_id)
         if pid is None:
-            pid = disk.number_in(self.folder(instance_id) / disk.INIT_PID)
+            pid = disk.number_in(self._started(instance_id))
+            if pid is None:
+                pid = disk.number_in(self.folder(instance_id) / disk.INIT_PID)
             # a pid alone proves nothing: it must be this machine's, and lead a session as init does
             if pid is None or pid not in found or found[pid].session != pid:
                 return None
@@ -252,12 +265,18 @@ class LocalPower:
         processes.send(pids, what)
 
     def shutdown_requests(self) -> Mapping[str, str]:
-        """One look at the folder of requests."""
+        """One look at the folder of requests; programs may put anything there, and it counts when it is a file."""
         requests = {}
-        for path in (self._state_dir / REQUESTS).iterdir():
-            if path.suffix != ".part":
-                with contextlib.suppress(FileNotFoundError):
-                    requests[path.name] = path.read_text(encoding="utf-8", errors="replace").strip()
+        try:
+            paths = list((self._state_dir / REQUESTS).iterdir())
+        except FileNotFoundError:
+            # a program of a machine has removed it; others must still be able to end
+            (self._state_dir / REQUESTS).mkdir(mode=0o700, parents=True, exist_ok=True)
+            paths = []
+        for path in paths:
+            content = read_small(path) if path.suffix != ".part" else None
+            if content is not None:
+                requests[path.name] = content.decode(errors="replace").strip()
         return requests
 
     def _request(self, instance_id: str) -> Path:
@@ -265,8 +284,13 @@ class LocalPower:
 
     def console(self, instance_id: str, line: str) -> None:
         """Append it to console.log."""
-        with (self.folder(instance_id) / disk.CONSOLE).open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        # without waiting: a program may have made a pipe of it, which nobody reads
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(self.folder(instance_id) / disk.CONSOLE, flags, 0o600)
+        try:
+            os.write(file, f"{line}\n".encode())
+        finally:
+            os.close(file)
 
     def pid(self, instance_id: str) -> int | None:
         """That of the user data once it was started, of init before; None for a machine that is not on."""
@@ -293,5 +317,6 @@ class LocalPower:
         self._inits.pop(instance_id, None)
         folder = self.folder(instance_id)
         shutil.rmtree(folder / "tmp", ignore_errors=True)
-        self._request(instance_id).unlink(missing_ok=True)
-        (folder / disk.INIT_PID).unlink(missing_ok=True)
+        remove(self._request(instance_id))
+        remove(folder / disk.INIT_PID)
+        remove(self._started(instance_id))

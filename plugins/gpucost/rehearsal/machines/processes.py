@@ -9,6 +9,7 @@ would hold even that, but needs rights that a newcomer's machine does not give.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -21,6 +22,9 @@ MARKER = "GPUCOST_REHEARSAL_INSTANCE"
 
 SETTLES_REAL_S = 2.0
 """A process shows its marker when its program has started, a moment after its birth: younger ones are read again."""
+
+BLIND = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that are about us or the host, not about the file."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -63,11 +67,13 @@ class Scanner:
         """Every living process of the cloud's instances: instance id -> pid -> process.
 
         Processes that end while we look are left out; zombies are too: they only wait to be collected.
+
+        Raises:
+            OSError: the table could not be looked at, for want of file descriptors; that says nothing of who lives.
         """
-        now, known = self._monotonic(), self._known
+        now, known, seen = self._monotonic(), self._known, dict[tuple[int, int], tuple[str | None, float]]()
         everything: dict[int, Process] = {}
         owners: dict[int, str] = {}
-        self._known = {}
         for name in os.listdir(self._proc):  # noqa: PTH208 (a Path for each process makes this half as fast)
             if not name.isdigit():
                 continue
@@ -78,10 +84,11 @@ class Scanner:
             owner, since = known.get(key) or (None, now)
             if owner is None and now - since <= SETTLES_REAL_S:
                 owner = self._owner(name)
-            self._known[key] = (owner, since)
+            seen[key] = (owner, since)
             everything[process.pid] = process
             if owner is not None:
                 owners[process.pid] = owner
+        self._known = seen
         return _by_owner(everything, owners)
 
     def _read(self, pid: str) -> Process | None:
@@ -105,17 +112,25 @@ class Scanner:
 
 
 def _content(path: str) -> bytes | None:
-    """A file of /proc; None when the process is gone, or is not ours to read."""
+    """A file of /proc; None when the process is gone, or is not ours to read.
+
+    Raises:
+        OSError: we could not look, which is not to be taken for that.
+    """
     try:
         file = os.open(path, os.O_RDONLY)
-    except OSError:
+    except OSError as error:
+        if error.errno in BLIND:
+            raise
         return None
     try:
         parts = []
         while part := os.read(file, 65536):
             parts.append(part)
         return b"".join(parts)
-    except OSError:
+    except OSError as error:
+        if error.errno in BLIND:
+            raise
         return None
     finally:
         os.close(file)

@@ -9,7 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gpucost.rehearsal.market.file import DiskPrice, MarketError, TypeOffer, faults
+from gpucost.rehearsal.market.file import DiskPrice, MarketError, TypeOffer
+from gpucost.rehearsal.wording import in_one_line
 
 LIST_PRICES = "list_prices.json"
 """The name of a folder's own list, beside its traces or above them."""
@@ -66,5 +67,5 @@ def catalogue(lists: Iterable[Path]) -> Catalogue:
         try:
             whole = whole.under(Catalogue.model_validate_json(path.read_text(encoding="utf-8")))
         except ValidationError as error:
-            raise MarketError(f"market: {path} is not a list of prices: {faults(error)}") from error
+            raise MarketError(f"market: {path} is not a list of prices: {in_one_line(error)}") from error
     return whole

@@ -10,9 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gpucost.money import ExactDecimal
 from gpucost.rehearsal.market.places import PoolKey, region_of
-
-FAULTS_TOLD = 8
-"""Of one file; a trace has thousands of values."""
+from gpucost.rehearsal.wording import in_one_line
 
 PositivePrice = Annotated[ExactDecimal, Field(gt=0)]
 
@@ -228,14 +226,4 @@ def load_market(path: Path) -> MarketFile:
     try:
         return MarketFile.model_validate_json(text)
     except ValidationError as error:
-        raise MarketError(f"market: {path} is not a market file: {faults(error)}") from error
-
-
-def faults(error: ValidationError) -> str:
-    """The fields at fault with what is wrong, in one line; the first few of many."""
-    found = error.errors()
-    told = [
-        f"{'.'.join(str(part) for part in fault['loc']) or 'file'}: {fault['msg']}" for fault in found[:FAULTS_TOLD]
-    ]
-    more = [f"and {len(found) - FAULTS_TOLD} more"] if len(found) > FAULTS_TOLD else []
-    return "; ".join(told + more)
+        raise MarketError(f"market: {path} is not a market file: {in_one_line(error)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,14 +25,14 @@ class PoolMarket:
         on_demand: list price, US dollars per instance-hour.
         prices: the spot price over time.
         spot: how many spot instances the pool holds over time.
-        plain: how many on-demand instances the pool holds over time.
+        on_demand_capacity: how many on-demand instances the pool holds over time.
     """
 
     key: PoolKey
     on_demand: Decimal
     prices: PriceSeries
     spot: CapacitySeries
-    plain: CapacitySeries
+    on_demand_capacity: CapacitySeries
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Market:
         quotas: how many vCPUs may run at once; what is not named has no limit.
         disk: US dollars per GiB-month of a gp3 volume.
         seed: of whatever is drawn by chance and belongs to the market.
+        fingerprint: the same for markets that tell the same prices and capacities at every moment.
     """
 
     label: str
@@ -55,6 +57,7 @@ class Market:
     disk: DiskPrice
     quotas: Sequence[Quota] = ()
     seed: int = 0
+    fingerprint: str = ""
     _zone_ids: dict[str, str] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,7 +102,7 @@ class Market:
 
     def _series(self, key: PoolKey, lifecycle: str) -> CapacitySeries:
         pool = self.pools[key]
-        return pool.spot if lifecycle == "spot" else pool.plain
+        return pool.spot if lifecycle == "spot" else pool.on_demand_capacity
 
 
 def from_file(file: MarketFile, origin: datetime) -> Market:
@@ -125,7 +128,8 @@ def from_file(file: MarketFile, origin: datetime) -> Market:
             base=pool.spot.usd_per_hour, ceiling=on_demand, moves=pool.moves, start=start, seed=seed
         )
         shortage = shortages.get((key.region, key.instance_type))
-        pools[key] = PoolMarket(key, on_demand, prices, _spot(pool, shortage, start, seed), _plain(pool, start, seed))
+        spot = _spot(pool, shortage, start, seed)
+        pools[key] = PoolMarket(key, on_demand, prices, spot, _on_demand(pool, start, seed))
     return Market(
         label=file.label,
         zones=file.zones,
@@ -134,6 +138,7 @@ def from_file(file: MarketFile, origin: datetime) -> Market:
         disk=file.disk,
         quotas=file.quotas,
         seed=file.seed,
+        fingerprint=hashlib.sha256(file.model_dump_json(exclude={"label"}).encode()).hexdigest(),
     )
 
 
@@ -148,7 +153,7 @@ def _spot(pool: PoolOffer, shortage: Process | None, start: datetime, seed: str)
     return GeneratedCapacity(Fading(pool.capacity.spot, fading), processes, start)
 
 
-def _plain(pool: PoolOffer, start: datetime, seed: str) -> CapacitySeries:
+def _on_demand(pool: PoolOffer, start: datetime, seed: str) -> CapacitySeries:
     if pool.on_demand_refusals is None:
         return Steady(pool.capacity.on_demand)
     process = Process(pool.on_demand_refusals, f"{seed}/on-demand")

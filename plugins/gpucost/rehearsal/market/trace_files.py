@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gpucost.clock import floor_second, require_utc
-from gpucost.rehearsal.market.file import MarketError, PositivePrice, faults
+from gpucost.rehearsal.market.file import MarketError, PositivePrice
 from gpucost.rehearsal.market.places import PoolKey, region_of
+from gpucost.rehearsal.wording import in_one_line
 
 HOUR = timedelta(hours=1)
 
@@ -95,7 +96,8 @@ def read_ticks(path: Path) -> Trace:
         raise MarketError(f"market: {path} is not JSON: {error}; a folder of traces holds traces only") from error
     except ValidationError as error:
         raise MarketError(
-            f"market: {path} is not a trace: {faults(error)}. A market file is given by its own path, not by its folder"
+            f"market: {path} is not a trace: {in_one_line(error)}. A market file is given by its own path, not by its "
+            "folder"
         ) from error
     meta = file.metadata
     price = next(known for known in file.prices if known is not None)
@@ -165,7 +167,7 @@ def _row(path: Path, line: int, cells: dict[str | Any, str | Any]) -> _Row:
         return _Row.model_validate(cells)
     except ValidationError as error:
         raise MarketError(
-            f"market: {path} line {line}: {faults(error)}; expected timestamp,spot_usd_per_hour such as "
+            f"market: {path} line {line}: {in_one_line(error)}; expected timestamp,spot_usd_per_hour such as "
             "2015-03-11 16:53:20+00:00,0.0652"
         ) from error
 

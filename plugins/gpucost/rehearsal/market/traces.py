@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -88,7 +89,16 @@ def from_traces(
             for trace in traces
         },
         disk=lists.disk,
+        fingerprint=_fingerprint(traces, [offset, spot_capacity, on_demand_capacity, lists]),
     )
+
+
+def _fingerprint(traces: Sequence[Trace], settings: list[object]) -> str:
+    digest = hashlib.sha256(repr(settings).encode())
+    for trace in traces:
+        digest.update(repr(trace.key).encode())
+        digest.update(trace.path.read_bytes())
+    return digest.hexdigest()
 
 
 def read_folder(folder: Path) -> list[Trace]:

@@ -7,23 +7,25 @@ again, as SQS's delivery at least once allows.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.wrappers import Request, Response
+from werkzeug.wrappers import Response
 
-from gpucost.rehearsal.api import wire
-from gpucost.rehearsal.api.wire import Ec2Error
-from gpucost.rehearsal.faults.gate import read_request
+from gpucost.rehearsal.protocol import reading, wire
+from gpucost.rehearsal.protocol.answers import internal_error
+from gpucost.rehearsal.protocol.reading import Asked
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services import instance_types, launch_templates
 from gpucost.rehearsal.services.lock import LOCK, let_receivers_wait_without_lock
 from gpucost.rehearsal.services.memory import Memory, ec2_backend
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+log = logging.getLogger(__name__)
 
 READING = (
     "BatchGet", "Check", "Decode", "Describe", "Filter", "Get", "Head", "List", "Lookup", "Query", "Receive", "Scan",
@@ -51,18 +53,31 @@ class MotoApp:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        call = read_request(environ, self._region).call
+        asked = reading.read(environ, self._region)
+        call = asked.call
         with LOCK:
             if call.service == "ec2" and call.action in OWN_ACTIONS:
-                return _answer(call.action, _form(environ), call.region)(environ, start_response)
+                return _answer(asked)(environ, start_response)
             if call.service == "ec2":
                 ec2_backend(call.region)
-            response = Response.from_app(self._moto, environ, buffered=True)
+            response = self._of_moto(environ, asked)
             if changes(call.action, environ.get("REQUEST_METHOD", "GET")):
                 # also after an error: some of the work may have been done
                 self._memory.keep(call.service, call.region)
                 LOCK.notify_all()
         return response(environ, start_response)
+
+    def _of_moto(self, environ: WSGIEnvironment, asked: Asked) -> Response:
+        try:
+            response = Response.from_app(self._moto, environ, buffered=True)
+        except Exception:
+            log.exception("%s:%s failed in moto, or moto does not have it", asked.call.service, asked.call.action)
+            return internal_error(asked.call.service, as_json=asked.as_json)
+        if response.status_code == 500 and response.mimetype == "text/html":
+            # Flask's page for an exception, which no SDK can read
+            log.error("%s:%s failed in moto, or moto does not have it", asked.call.service, asked.call.action)
+            return internal_error(asked.call.service, as_json=asked.as_json)
+        return response
 
 
 def changes(action: str, method: str) -> bool:
@@ -72,19 +87,13 @@ def changes(action: str, method: str) -> bool:
     return method not in {"GET", "HEAD", "OPTIONS"}
 
 
-def _answer(action: str, form: Mapping[str, str], region: str) -> Response:
-    try:
-        request = wire.parse(action, form)
+def _answer(asked: Asked) -> Response:
+    action, region = asked.call.action, asked.call.region
+
+    def make() -> dict[str, Any]:
+        request = wire.parse(action, asked.form)
         if request.get("DryRun"):
-            raise Ec2Error("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")  # noqa: TRY301
-        status, headers, body = wire.answer(action, OWN_ACTIONS[action](request, region))
-    except Ec2Error as error:
-        status, headers, body = wire.answer(action, error)
-    return Response(body, status=status, headers=headers)
+            raise Ec2Error("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
+        return OWN_ACTIONS[action](request, region)
 
-
-def _form(environ: WSGIEnvironment) -> dict[str, str]:
-    body = Request(environ).get_data(cache=False)
-    environ["wsgi.input"] = io.BytesIO(body)
-    text = body.decode("utf-8", errors="replace") or environ.get("QUERY_STRING", "")
-    return dict(parse_qsl(text, keep_blank_values=True))
+    return wire.respond(action, make)

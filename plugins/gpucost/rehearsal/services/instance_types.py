@@ -13,13 +13,12 @@ from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES, InstanceType
 
-from gpucost.rehearsal.api import filters
-from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.protocol import filters
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services import tables
 
-TYPES_PAGE = 100
-OFFERINGS_PAGE = 1000
-SMALLEST_PAGE = 5
+TYPES_PAGE = range(5, 101)
+OFFERINGS_PAGE = range(5, 1001)
 
 
 def _types(request: Mapping[str, Any], region: str) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def _types(request: Mapping[str, Any], region: str) -> dict[str, Any]:
         )
     every = [INSTANCE_TYPES[name] for name in dict.fromkeys(names)]
     chosen = filters.select(every, request.get("Filters"), _type_filters(), lambda _one: {})
-    shown, token = _page(chosen, request, TYPES_PAGE)
+    shown, token = filters.page(chosen, request, sizes=TYPES_PAGE)
     return {"InstanceTypes": shown, "NextToken": token}
 
 
@@ -46,20 +45,8 @@ def _offerings(request: Mapping[str, Any], region: str) -> dict[str, Any]:
     }
     every = INSTANCE_TYPE_OFFERINGS[kind].get(region, [])
     chosen = filters.select(every, request.get("Filters"), known, lambda _one: {})
-    shown, token = _page(chosen, request, OFFERINGS_PAGE)
+    shown, token = filters.page(chosen, request, sizes=OFFERINGS_PAGE)
     return {"InstanceTypeOfferings": shown, "NextToken": token}
-
-
-def _page(
-    items: list[dict[str, Any]], request: Mapping[str, Any], largest: int
-) -> tuple[list[dict[str, Any]], str | None]:
-    size = request.get("MaxResults")
-    if size is not None and not SMALLEST_PAGE <= size <= largest:
-        raise Ec2Error(
-            "InvalidParameterValue",
-            f"Value ( {size} ) for parameter maxResults is invalid. Expecting {SMALLEST_PAGE} to {largest}.",
-        )
-    return filters.page(items, request, default=largest, largest=largest)
 
 
 @functools.cache

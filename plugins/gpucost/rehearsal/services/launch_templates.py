@@ -11,17 +11,17 @@ from typing import Any
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 
-from gpucost.rehearsal.api import filters
-from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.protocol import filters
+from gpucost.rehearsal.protocol.wire import Ec2Error
 from gpucost.rehearsal.services.memory import ec2_backend
 
-PAGE = 200
+PAGE = range(1, 201)
 
 
 def _templates(request: Mapping[str, Any], region: str) -> dict[str, Any]:
     backend = ec2_backend(region)
     chosen = filters.select(_named(request, backend), request.get("Filters"), _FILTERS, _tags)
-    shown, token = filters.page(chosen, request, default=PAGE, largest=PAGE)
+    shown, token = filters.page(chosen, request, sizes=PAGE)
     return {"LaunchTemplates": [_shown(one) for one in shown], "NextToken": token}
 
 

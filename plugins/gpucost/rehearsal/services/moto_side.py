@@ -2,23 +2,24 @@
 
 The other rooms ask this module for plain values; what belongs to moto is touched here and in the modules beside it:
 `app` (its HTTP side), `memory` (its state over restarts), `tables` (regions, zones, types), `instance_types`
-(what is answered of types), `event_targets` (what rules deliver), `templates` (what a machine is started with).
+(what is answered of types), `event_targets` (what rules deliver), `queues` (how often), `templates` (what a machine is
+started with).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.events.models import events_backends
 
-from gpucost.rehearsal.api.tag_rules import tags_for as tags_for  # for those who have only this module
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import LaunchSpec
 from gpucost.rehearsal.market.market import Market
-from gpucost.rehearsal.services import event_targets, tables
+from gpucost.rehearsal.protocol.wire import Ec2Error
+from gpucost.rehearsal.services import event_targets, queues, tables
 from gpucost.rehearsal.services.app import MotoApp
 from gpucost.rehearsal.services.lock import LOCK
 from gpucost.rehearsal.services.memory import Memory, ec2_backend
@@ -36,15 +37,17 @@ class MotoSide:
     Args:
         market: what is sold.
         state_dir: the cloud's folder, where moto's state is kept; None keeps nothing.
+        copies: asked for each message on its way into a queue: how many of it arrive, 1 when all is well.
 
     Raises:
         MarketError: the market contradicts moto's zones, or names a type that nobody describes.
         ValueError: the state of an earlier life cannot be taken up; the message says what to do.
     """
 
-    def __init__(self, market: Market, state_dir: Path | None = None) -> None:
+    def __init__(self, market: Market, state_dir: Path | None = None, *, copies: Callable[[], int] = lambda: 1) -> None:
         tables.add_market(market)
         event_targets.deliver_as_aws_does()
+        queues.put_copies(copies)
         memory = Memory(state_dir / FOLDER if state_dir is not None else None)
         with LOCK:
             for name in market.regions:
@@ -94,10 +97,6 @@ class RegionSide:
     def knows_type(self, instance_type: str) -> bool:
         """Whether the instance type exists in the region at all."""
         return tables.knows_type(self.name, instance_type)
-
-    def vcpus(self, instance_type: str) -> int:
-        """How many vCPUs an instance type has; KeyError for an unknown one."""
-        return tables.vcpus_of(instance_type)
 
     def has_key_pair(self, name: str) -> bool:
         """Whether there is a key pair of this name."""

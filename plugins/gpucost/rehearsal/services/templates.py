@@ -7,9 +7,9 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from gpucost.rehearsal.api.tag_rules import tags_for
-from gpucost.rehearsal.api.wire import Ec2Error
 from gpucost.rehearsal.book.records import Disk, LaunchSpec
+from gpucost.rehearsal.protocol.tag_rules import tags_for
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 LARGEST_USER_DATA = 16 * 1024
 """Bytes, before base64: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html."""
@@ -33,6 +33,7 @@ def launch_spec(data: Mapping[str, Any], template_id: str | None = None, version
         metadata_tags=(data.get("MetadataOptions") or {}).get("InstanceMetadataTags") == "enabled",
         shutdown_behavior="terminate" if data.get("InstanceInitiatedShutdownBehavior") == "terminate" else "stop",
         tags=tags_for(data.get("TagSpecifications"), "instance"),
+        volume_tags=tags_for(data.get("TagSpecifications"), "volume"),
         template_id=template_id,
         template_version=version,
         key_name=data.get("KeyName") or None,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpucost.rehearsal.api.wire import Ec2Error
+from gpucost.rehearsal.protocol.wire import Ec2Error
 
 MOST_TAGS = 50
 LONGEST_KEY = 128

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import functools
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from botocore.utils import parse_timestamp
+from moto.core.exceptions import ServiceException
 from moto.core.model import OperationModel, ServiceModel
 from moto.core.parse import EC2QueryParser
 from moto.core.utils import get_service_model
+from werkzeug.wrappers import Response
 
-from gpucost.rehearsal.api.serializer import ILLEGAL, AnswerWriter, error_body
+from gpucost.rehearsal.protocol import catalogue
+from gpucost.rehearsal.protocol.answers import EC2_XML, internal_error
+from gpucost.rehearsal.protocol.serializer import ILLEGAL, AnswerWriter, error_body
 
-STATUS = {
-    "AuthFailure": 401,
-    "BandwidthLimitExceeded": 503,
-    "DryRunOperation": 412,
-    "EC2ThrottledException": 503,
-    "InsufficientAddressCapacity": 500,
-    "InsufficientCapacity": 500,
-    "InsufficientHostCapacity": 500,
-    "InsufficientInstanceCapacity": 500,
-    "InsufficientReservedInstanceCapacity": 500,
-    "InternalError": 500,
-    "InternalFailure": 500,
-    "RequestLimitExceeded": 503,
-    "ServerInternal": 500,
-    "ServiceUnavailable": 503,
-    "UnauthorizedOperation": 403,
-    "Unavailable": 503,
-}
-"""HTTP status of error codes, 400 for all others; SDKs try again by the status.
-
-Which codes are the server's fault: https://docs.aws.amazon.com/ec2/latest/devguide/errors-overview.html, "Server
-error codes"; the page says 500-series and no more. RequestLimitExceeded, EC2ThrottledException: what botocore's own
-data/_retry.json expects. Others as reports on GitHub quote them: InsufficientInstanceCapacity
-(galaxyproject/cloudman#64), UnauthorizedOperation (hashicorp/terraform-provider-aws#4664), AuthFailure
-(FoxxMD/laravel-elasticbeanstalk-cron#15), DryRunOperation (getmoto/moto#4270). What nobody quotes is 503 where the
-page speaks of load, and 500 where it does not.
-"""
+log = logging.getLogger(__name__)
 
 
 class Ec2Error(Exception):
@@ -74,6 +53,13 @@ def _aware(text: str) -> datetime:
     return moment.astimezone(UTC)
 
 
+def check_characters(form: Mapping[str, str]) -> None:
+    """Refuse what no answer could show again, whoever keeps it; raises Ec2Error: InvalidCharacter."""
+    for name, value in form.items():
+        if ILLEGAL.search(value):
+            raise Ec2Error("InvalidCharacter", f"The value of {name} holds a character that is not valid: {value!r}")
+
+
 def parse(action: str, form: Mapping[str, str]) -> dict[str, Any]:
     """The parameters of a query request, in the API's own names and types.
 
@@ -81,9 +67,7 @@ def parse(action: str, form: Mapping[str, str]) -> dict[str, Any]:
         Ec2Error: InvalidParameterValue when a number or a time is none; InvalidCharacter for a character that could
             not be shown again.
     """
-    for name, value in form.items():
-        if ILLEGAL.search(value):
-            raise Ec2Error("InvalidCharacter", f"The value of {name} holds a character that is not valid: {value!r}")
+    check_characters(form)
     parser = EC2QueryParser(_operation(action), timestamp_parser=_aware)
     try:
         parsed: dict[str, Any] = parser.parse({"values": form})  # type: ignore[typeddict-item]  # all that a query parser reads
@@ -99,9 +83,43 @@ def answer(action: str, result: Mapping[str, Any] | Exception) -> tuple[int, dic
         AnswerError: the result is not what EC2's model says of this action.
     """
     request_id = str(uuid.uuid4())
-    headers = {"Content-Type": "text/xml;charset=UTF-8", "x-amzn-RequestId": request_id}
+    headers = {"Content-Type": EC2_XML, "x-amzn-RequestId": request_id}
     if isinstance(result, Exception):
         code = str(getattr(result, "code", type(result).__name__))
         message = str(getattr(result, "message", result))
-        return STATUS.get(code, 400), headers, error_body(code, message, request_id)
+        return catalogue.failure(code).status, headers, error_body(code, message, request_id)
     return 200, headers, _writer(action).body(result, request_id)
+
+
+def respond(action: str, make: Callable[[], Mapping[str, Any]]) -> Response:
+    """The response to a request: what `make` returns, or the error that it raises, always in EC2's form.
+
+    Args:
+        action: EC2's name of it.
+        make: does the work; its result is in the model's own names.
+    """
+    try:
+        status, headers, body = answer(action, make())
+    except (Ec2Error, ServiceException) as error:
+        return refuse(action, error)
+    except Exception:
+        # also an answer that is not what the model says: see `internal_error`
+        log.exception("%s failed", action)
+        return internal_error("ec2", as_json=False)
+    return Response(body, status=status, headers=headers)
+
+
+def refuse(action: str, error: Ec2Error | ServiceException) -> Response:
+    """The response with an error."""
+    log.info("%s refused: %s", action, error)
+    status, headers, body = answer(action, error)
+    return Response(body, status=status, headers=headers)
+
+
+@functools.cache
+def parameters(action: str) -> frozenset[str]:
+    """The names of an action's parameters; none for what is no action of EC2's."""
+    if action not in _model().operation_names:
+        return frozenset()
+    shape = _operation(action).input_shape
+    return frozenset(shape.members if shape is not None else ())

@@ -36,6 +36,19 @@ _SPECIAL = re.compile(f"[&<>\r{_ILLEGAL}]")
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
 
 
+class Unchanging(dict[str, Any]):
+    """A structure that nobody changes any more: its XML is written once, and used again in later answers.
+
+    `written` holds it by the writer that wrote it, since other places give other tags.
+    """
+
+    __slots__ = ("written",)
+
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        super().__init__(members)
+        self.written: dict[Write, str] = {}
+
+
 class AnswerError(ValueError):
     """An answer is not what EC2's model says it is: a fault of the rehearsal's, not of the caller's."""
 
@@ -144,7 +157,18 @@ def _structure_writer(shape: StructureShape, tag: str, made: dict[str, dict[str,
         _write_members(name, writers, value, out)
         out.append(last)
 
-    return write
+    def write_or_reuse(value: Any, out: list[str]) -> None:
+        if type(value) is not Unchanging:
+            write(value, out)
+            return
+        text = value.written.get(write)
+        if text is None:
+            own: list[str] = []
+            write(value, own)
+            text = value.written[write] = "".join(own)
+        out.append(text)
+
+    return write_or_reuse
 
 
 def _list_writer(shape: ListShape, tag: str, made: dict[str, dict[str, Write]]) -> Write:
