@@ -138,6 +138,7 @@ class Router:
         if self.api.owns(action, form):
             return wire.respond(action, lambda: self.api.answer(action, form, asked.call.region))
         try:
+            wire.check_action(action)
             wire.check_characters(form)
         except wire.Ec2Error as error:
             return wire.refuse(action, error)

@@ -65,6 +65,11 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.parametrize("ttl", ["", "0", "-1", "21601", "²", "9" * 5000, "60s"])
+def test_a_token_for_a_time_that_is_none_is_refused(machine: Machine, ttl: str) -> None:
+    assert machine.ask("latest/api/token", "PUT", {"x-aws-ec2-metadata-token-ttl-seconds": ttl}).status == 400
+
+
 def test_folders_list_what_is_in_them(machine: Machine) -> None:
     assert machine.ask("latest/").body.splitlines() == ["dynamic/", "meta-data/", "user-data"]
     names = machine.get("").splitlines()

@@ -124,6 +124,8 @@ def test_a_template_is_found_by_id_or_name_and_version() -> None:
     for wanted, code in (
         ({"LaunchTemplateId": template.id, "Version": "7"}, "InvalidLaunchTemplateId.VersionNotFound"),
         ({"LaunchTemplateId": template.id, "Version": "0"}, "InvalidParameterValue"),
+        ({"LaunchTemplateId": template.id, "Version": "²"}, "InvalidParameterValue"),
+        ({"LaunchTemplateId": template.id, "Version": "9" * 5000}, "InvalidParameterValue"),
         ({"LaunchTemplateId": "lt-none"}, "InvalidLaunchTemplateId.NotFound"),
         ({}, "MissingParameter"),
     ):

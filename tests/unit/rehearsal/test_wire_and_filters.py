@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto.core.exceptions import ServiceException
 
-from gpucost.rehearsal.protocol import filters, wire
+from gpucost.rehearsal.protocol import filters, tag_rules, wire
 from gpucost.rehearsal.protocol.wire import Ec2Error
 
 
@@ -184,3 +184,23 @@ def test_a_pattern_of_many_stars_takes_no_time_to_speak_of() -> None:
     begun = time.process_time()
     assert not filters.pattern("*a" * 40 + "*b").fullmatch("a" * 256)
     assert time.process_time() - begun < 0.5, "it took hours when every star was tried at every place"
+
+
+@pytest.mark.parametrize("moment", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00", "1e400", "x", "²"])
+def test_a_time_that_is_none_is_refused_and_not_our_mistake(moment: str) -> None:
+    with pytest.raises(Ec2Error, match="InvalidParameterValue"):
+        wire.parse("DescribeSpotPriceHistory", {"StartTime": moment})
+
+
+def test_an_action_that_ec2_has_not_is_refused_by_name() -> None:
+    wire.check_action("RunInstances")
+    with pytest.raises(Ec2Error, match="InvalidAction: The action RunInstance is not valid"):
+        wire.check_action("RunInstance")
+
+
+def test_tags_are_for_resources_that_there_are() -> None:
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": "b"}]}]
+    assert tag_rules.tags_for(tags, "instance") == {"a": "b"}
+    assert tag_rules.tags_for(tags, "volume") == {}
+    with pytest.raises(Ec2Error, match="'banana' is not a valid taggable resource type"):
+        tag_rules.tags_for([*tags, {"ResourceType": "banana", "Tags": []}], "instance")

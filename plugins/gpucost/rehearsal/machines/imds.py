@@ -11,6 +11,7 @@ old one is answered with 401, upon which clients fetch another, as they must for
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 import time
@@ -96,7 +97,7 @@ class Imds:
 
     def _token(self, instance_id: str, headers: Mapping[str, str]) -> Answer:
         ttl = headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
-        if not ttl.isdigit() or not 1 <= int(ttl) <= MAX_TOKEN_TTL_S:
+        if not re.fullmatch("[0-9]{1,5}", ttl) or not 1 <= int(ttl) <= MAX_TOKEN_TTL_S:
             return Answer(400)
         if "x-forwarded-for" in headers:
             return Answer(403)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpucost.rehearsal.protocol import wire
 from gpucost.rehearsal.protocol.wire import Ec2Error
 
 MOST_TAGS = 50
@@ -53,7 +54,12 @@ def tags_for(specifications: Iterable[Mapping[str, Any]] | None, kind: str) -> d
     """The tags for resources of `kind` in a TagSpecifications list, checked as `read` does."""
     found: dict[str, str] = {}
     for specification in specifications or []:
-        if specification.get("ResourceType") == kind:
+        named = specification.get("ResourceType")
+        if named not in wire.values_of("ResourceType"):
+            raise Ec2Error(
+                "InvalidParameterValue", f"'{named}' is not a valid taggable resource type for this operation."
+            )
+        if named == kind:
             found |= read(specification.get("Tags"))
     check_number(found)
     return found

@@ -53,6 +53,18 @@ def _aware(text: str) -> datetime:
     return moment.astimezone(UTC)
 
 
+def check_action(action: str) -> None:
+    """Refuse what is no action of EC2's; raises Ec2Error: InvalidAction."""
+    if action not in _model().operation_names:
+        raise Ec2Error("InvalidAction", f"The action {action} is not valid for this web service.")
+
+
+@functools.cache
+def values_of(shape: str) -> frozenset[str]:
+    """The values that an enumeration of EC2's model has, such as ResourceType."""
+    return frozenset(_model().shape_for(shape).enum)
+
+
 def check_characters(form: Mapping[str, str]) -> None:
     """Refuse what no answer could show again, whoever keeps it; raises Ec2Error: InvalidCharacter."""
     for name, value in form.items():
@@ -71,7 +83,8 @@ def parse(action: str, form: Mapping[str, str]) -> dict[str, Any]:
     parser = EC2QueryParser(_operation(action), timestamp_parser=_aware)
     try:
         parsed: dict[str, Any] = parser.parse({"values": form})  # type: ignore[typeddict-item]  # all that a query parser reads
-    except ValueError as error:
+    except (ValueError, OverflowError, RuntimeError) as error:
+        # a time outside of the calendar is an OverflowError, and a RuntimeError where botocore gives up
         raise Ec2Error("InvalidParameterValue", f"{action}: {error}") from error
     return parsed
 

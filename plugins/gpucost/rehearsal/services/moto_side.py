@@ -8,6 +8,7 @@ started with).
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -171,8 +172,11 @@ class RegionSide:
                 LOCK.notify_all()
 
 
+_NUMBER = re.compile("[1-9][0-9]{0,17}")
+
+
 def _version(wanted: Any) -> str:
     version = str(wanted) if wanted else "$Default"
-    if version.lower() not in {"$default", "$latest"} and not (version.isdigit() and int(version) > 0):
+    if version.lower() not in {"$default", "$latest"} and not _NUMBER.fullmatch(version):
         raise Ec2Error("InvalidParameterValue", f"Launch template version: got {version!r}, expected a number.")
     return version
