@@ -103,7 +103,8 @@ def test_interrupt_status_and_invoice_follow_one_machine(terminal: Terminal, bou
     assert at, told
     again = terminal.run("interrupt", spot)
     assert (again.returncode, again.stdout) == (1, "")
-    assert re.fullmatch(rf"error: instance_id: {spot} is \S+, or was told already\n", again.stderr)
+    said = rf"error: instance_id: {spot} has a notice for \S+; --event no-notice ends it at once\n"
+    assert re.fullmatch(said, again.stderr)
     assert f"notice for {at[1][5:10]} {at[1][11:19]}" in terminal("status")
     # a notice does not protect from a cut
     assert terminal("interrupt", spot, "--event", "no-notice") == f"{spot}: no-notice\n"

@@ -116,10 +116,13 @@ class RehearsalCloud:
             self._hypervisor.wake,
             refusal=injector.refusal,
             console_of=lambda instance_id: self._hypervisor.folder(instance_id) / CONSOLE,
-            visibility=Visibility(longest_real_s(settings.consistency_lag_real_s, settings.speed), settings.seed),
+            visibility=Visibility(
+                longest_real_s(settings.consistency_lag_real_s, self.clock.spec.speed), settings.seed
+            ),
         )
         faults = FaultsControl(injector, credentials)
         control = Control(self.market, self.book, self._hypervisor, interrupter, script, self.clock, faults)
+        self._control = control
         region = self.market.regions[0]
         router = Router(control, Gate(injector, credentials, region=region), imds, api, moto, region)
         self._server = serving(listening, router)
@@ -190,7 +193,8 @@ class RehearsalCloud:
             keep_s = self._settings.keep_machines_real_s
             log.info("ending: instances go on for %g s and wait for another start", keep_s)
         else:
-            log.info("ending: every instance is killed")
+            total = self._control.invoice()["total"]
+            log.info("ending: every instance is killed; the invoice so far: %s USD", total)
         self._server.shutdown()
         if machines_go_on:
             self._hypervisor.leave()

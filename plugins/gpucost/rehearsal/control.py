@@ -100,6 +100,7 @@ class Control:
             "instance_type": one.pool.instance_type,
             "lifecycle": one.lifecycle,
             **{name: moment.isoformat() if moment else None for name, moment in times.items()},
+            "notice_is_false": one.action_at is not None and one.noticed_for is None,
             "reason": one.ending.code if one.ending else None,
             "tags": dict(one.tags),
             "folder": str(self._hypervisor.folder(one.id)),
@@ -130,9 +131,18 @@ class Control:
         if one.lifecycle != "spot":
             return 409, {"error": f"instance_id: {one.id} is on demand; EC2 interrupts spot instances only"}
         if not self._interrupter.interrupt(one.id, wanted.event):
-            return 409, {"error": f"instance_id: {one.id} is {one.state}, or was told already"}
+            return 409, {"error": f"instance_id: {_why_not(one)}"}
         return 200, self._instance(self._book.get(one.id) or one)
 
     def _add_rules(self, body: bytes) -> Reply:
         self._script.add(RuleSet.model_validate_json(body).rules)
         return 200, {"rules": self._script.as_json()}
+
+
+def _why_not(one: Instance) -> str:
+    """Why an event of an interruption cannot happen to a spot instance."""
+    if not one.living:
+        return f"{one.id} is {one.state}, expected one that is pending or running"
+    if one.action_at is not None:
+        return f"{one.id} has a notice for {one.action_at.isoformat()}; --event no-notice ends it at once"
+    return f"{one.id} was recommended for a rebalance already"

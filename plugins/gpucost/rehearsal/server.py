@@ -55,7 +55,10 @@ def listen(port: int, earlier: int) -> socket.socket:
             log.warning("port %d, which machines of an earlier start ask for their metadata, is taken", earlier)
     elif earlier not in {0, port}:
         log.warning("port %d is not %d, which machines of an earlier start ask for their metadata", port, earlier)
-    return socket.create_server((HOST, port), backlog=BACKLOG)
+    try:
+        return socket.create_server((HOST, port), backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"port: cannot listen on {port}: {error.strerror}; give another --port, or 0 for any") from error
 
 
 def serving(listening: socket.socket, application: WSGIApplication) -> BaseWSGIServer:
@@ -146,4 +149,4 @@ class Router:
 
 
 def _document(status: int, document: Mapping[str, Any]) -> Response:
-    return Response(json.dumps(document, indent=2), status=status, content_type="application/json")
+    return Response(json.dumps(document, indent=2) + "\n", status=status, content_type="application/json")

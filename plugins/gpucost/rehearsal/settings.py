@@ -25,7 +25,9 @@ class Settings(BaseModel):
     spot_capacity: int | None = Field(default=None, ge=0, description="Traces: spot instances of one pool.")
     on_demand_capacity: int | None = Field(default=None, ge=0, description="Traces: on-demand instances of one pool.")
     port: int = Field(default=0, ge=0, le=65535, description="On 127.0.0.1; 0 = any free one.")
-    speed: float = Field(default=1.0, gt=0, le=100_000, description="Rehearsal seconds per real second.")
+    speed: float | None = Field(
+        default=None, gt=0, le=100_000, description="Rehearsal seconds per real second; default: as before, at first 1."
+    )
     origin: AwareDatetime | None = Field(default=None, description="What a new clock shows; default: see timekeeping.")
     role_credentials: Path | None = Field(
         default=None, description='Mode-600 JSON {"access_key", "secret_key"} served to instances with a role.'

@@ -42,7 +42,10 @@ def rehearsal(
     market: Annotated[Path | None, typer.Option(help="A market file, or a folder of traces. Required.")] = None,
     state_dir: StateDir = STATE_DIR,
     port: Annotated[int, typer.Option(help="On 127.0.0.1; 0: the one of the last start, or any free one.")] = 0,
-    speed: Annotated[float, typer.Option(help="Rehearsal seconds per real second.")] = 1.0,
+    speed: Annotated[
+        float | None,
+        typer.Option(help="Rehearsal seconds per real second; left out: as at the last start, at first 1."),
+    ] = None,
     origin: Annotated[str | None, typer.Option(help="What a new clock shows, ISO 8601 with offset.")] = None,
     offset_hours: Annotated[float | None, typer.Option(help="Traces: how far into them the cloud begins.")] = None,
     spot_capacity: Annotated[int | None, typer.Option(help="Traces: spot instances of one pool.")] = None,
@@ -72,7 +75,9 @@ def rehearsal(
     given = {key: value for key, value in context.params.items() if value is not None}
     given["image_path"] = tuple(Path(part) for part in image_path.split(":") if part)
     if market is None:
-        raise typer.BadParameter("expected a market file or a folder of traces", param_hint="--market")
+        raise typer.BadParameter(
+            "expected a market file, such as include/market/small.json, or a folder of traces", param_hint="--market"
+        )
     try:
         settings = Settings.model_validate(given)
     except ValidationError as wrong:

@@ -30,13 +30,13 @@ class KeptClock(BaseModel):
 
 
 def take_up(
-    state_dir: Path, speed: float, origin: datetime | None, real_now: datetime, *, lived: bool = False
+    state_dir: Path, speed: float | None, origin: datetime | None, real_now: datetime, *, lived: bool = False
 ) -> KeptClock:
     """The clock to run by; a new one is on disk before this returns.
 
     Args:
         state_dir: the rehearsal's folder.
-        speed: rehearsal seconds per real second.
+        speed: rehearsal seconds per real second; None for what it was, 1 for a new folder.
         origin: what a new clock shall show at `real_now`; None for whatever is right.
         real_now: the real time.
         lived: whether a cloud lived in the folder before, by its clock.
@@ -53,6 +53,8 @@ def take_up(
             f"state_dir: {path} is missing, expected the clock that the machines and the journal beside it live by; "
             "put it back, or use another --state-dir"
         )
+    if speed is None:
+        speed = old.clock.speed if old is not None else 1.0
     kept = _decide(old, speed, origin, require_utc(real_now, "real_now"), state_dir)
     if kept != old:
         _write(path, kept)

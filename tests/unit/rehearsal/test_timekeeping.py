@@ -67,3 +67,10 @@ def test_a_clock_that_is_gone_is_not_made_anew_for_those_who_live_by_it(tmp_path
     with pytest.raises(ValueError, match=r"clock\.json is missing"):
         take_up(tmp_path, 60, None, datetime.now(UTC), lived=True)
     assert not (tmp_path / "clock.json").exists()
+
+
+def test_a_start_without_a_speed_goes_on_at_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    assert take_up(tmp_path / "new", None, None, REAL).clock.speed == 1
+    first = take_up(tmp_path, 60, None, REAL)
+    assert take_up(tmp_path, None, None, LATER) == first

@@ -302,3 +302,8 @@ def test_every_row_of_the_recorded_price_histories_is_seen_at_its_time() -> None
         seen = [(point.at - ORIGIN, str(point.price)) for point in points]
         assert seen[-len(expected) :] == expected
         assert len(seen) - len(expected) in {0, 1}, "at most the price before the first row is added"
+
+
+def test_a_folder_that_is_away_is_said_to_be_away_whatever_else_is_given(tmp_path: Path) -> None:
+    with pytest.raises(MarketError, match="cannot read"):
+        open_market(tmp_path / "none", ORIGIN, offset=timedelta(hours=48), spot_capacity=3)

@@ -205,8 +205,9 @@ class Interrupter:
         if noticed is None or noticed.action_at is None:
             return False
         ahead_s = (action_at - now).total_seconds()
-        log.info("%s interruption notice: terminate at %s, %.0f s ahead, %s",
-                 instance_id, noticed.action_at.isoformat(), ahead_s, self._length_in_words())  # fmt: skip
+        false = "; a false one: nothing will follow" if ending is None else ""
+        log.info("%s interruption notice: terminate at %s, %.0f s ahead, %s%s",
+                 instance_id, noticed.action_at.isoformat(), ahead_s, self._length_in_words(), false)  # fmt: skip
         self._messenger.warn(noticed)
         return True
 
@@ -219,9 +220,11 @@ class Interrupter:
         return True
 
     def _cut(self, instance_id: str, ending: Ending) -> bool:
-        if self._book.begin_end(instance_id, ending, abrupt=True) is None:
+        before = self._book.begin_end(instance_id, ending, abrupt=True)
+        if before is None:
             return False
-        log.info("%s interrupted by EC2 without notice: %s", instance_id, ending.spot_status)
+        how = "without notice" if before.action_at is None else "before the moment of its notice"
+        log.info("%s interrupted by EC2 %s: %s", instance_id, how, ending.spot_status)
         self._wake()
         return True
 

@@ -44,6 +44,7 @@ def open_market(
             SPOT_CAPACITY if spot_capacity is None else spot_capacity,
             ON_DEMAND_CAPACITY if on_demand_capacity is None else on_demand_capacity,
         )
+    file = load_market(path)
     given = {"offset": offset or None, "spot_capacity": spot_capacity, "on_demand_capacity": on_demand_capacity}
     for name, value in given.items():
         if value is not None:
@@ -51,4 +52,4 @@ def open_market(
                 f"{name}: got {value} for {path}, expected none: only a folder of traces needs it, a market file says "
                 "everything itself"
             )
-    return from_file(load_market(path), origin)
+    return from_file(file, origin)

@@ -75,7 +75,7 @@ def from_traces(
     start = require_utc(origin, "origin") - offset
     zones = sorted({trace.key.zone for trace in traces})
     return Market(
-        label=f"Replay of {len(traces)} traces in {folder.name}, from {offset} after their beginning.",
+        label=f"Replay of {len(traces)} traces in {folder.name}, {offset / timedelta(hours=1):g} h after they begin",
         zones=[Zone(name=name, zone_id=lists.zone_id(name)) for name in zones],
         types=_types(traces, lists),
         pools={
