@@ -191,3 +191,24 @@ def test_no_cloud_is_one_line(tmp_path: Path) -> None:
     assert away.returncode == 1
     assert away.stderr.startswith("error: no rehearsal cloud answers at http://127.0.0.1:9/rehearsal/invoice: ")
     assert len(away.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"event": "launch", "id": "i-1", "zone": "us-east-1a"}', "123", '{"a": 1}', '{"event": "change", "id": "i-9"}'],
+)
+def test_a_journal_of_another_version_is_refused_in_words(tmp_path: Path, line: str) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "journal.jsonl").write_text(line + "\n")
+    origin = "2026-11-30T16:00:00Z"
+    (folder / "clock.json").write_text(
+        json.dumps({"clock": {"origin_real": origin, "origin": origin, "speed": 60}, "first_origin": origin})
+    )
+    command = [sys.executable, "-m", "gpucost.rehearsal", "--state-dir", str(folder)]
+    command += ["--market", str(ROOT / "include/market/small.json")]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "plugins")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "use another --state-dir" in done.stderr

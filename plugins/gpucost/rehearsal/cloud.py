@@ -10,12 +10,14 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
+from pydantic import ValidationError
+
 from gpucost.clock import SpecClock
 from gpucost.rehearsal import timekeeping
 from gpucost.rehearsal.api.actions import Ec2Api
 from gpucost.rehearsal.api.visibility import Visibility, longest_real_s
 from gpucost.rehearsal.book.book import Book, visible_s
-from gpucost.rehearsal.book.journal import FileJournal
+from gpucost.rehearsal.book.journal import FileJournal, JournalError
 from gpucost.rehearsal.control import Control
 from gpucost.rehearsal.faults.control import FaultsControl
 from gpucost.rehearsal.faults.credentials import Credentials
@@ -138,7 +140,13 @@ class RehearsalCloud:
             visible_s=visible_s(self._settings.terminated_visible_s, self.clock.spec.speed),
             on_change=self._announcer.changed,
         )
-        self.book.restore(self._journal.events())
+        try:
+            self.book.restore(self._journal.events())
+        except (KeyError, TypeError, AttributeError, ValidationError) as error:
+            raise JournalError(
+                f"journal: {self._folder.path / JOURNAL} is not one that this version wrote ({type(error).__name__}: "
+                f"{error}); use another --state-dir, or `make clean` where make started it"
+            ) from error
         self._folder.settle_market(self.market.fingerprint, self.market.label, used=bool(self.book.every()))
 
     def _interrupter(self, script: Script) -> Interrupter:

@@ -51,7 +51,7 @@ def take_up(
     if old is None and lived:
         raise ValueError(
             f"state_dir: {path} is missing, expected the clock that the machines and the journal beside it live by; "
-            "put it back, or use another --state-dir"
+            "put it back, use another --state-dir, or `make clean` where make started it"
         )
     if speed is None:
         speed = old.clock.speed if old is not None else 1.0
