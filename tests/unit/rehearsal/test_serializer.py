@@ -92,7 +92,8 @@ def test_what_is_written_is_what_botocore_reads(action: str, data: st.DataObject
 
 def test_every_operation_of_the_model_can_be_written() -> None:
     for action in model().operation_names:
-        serializer.AnswerWriter(model().operation_model(action), "http://ec2.amazonaws.com/doc/2016-11-15")
+        writer = serializer.AnswerWriter(model().operation_model(action), "http://ec2.amazonaws.com/doc/2016-11-15")
+        assert "<requestId>one</requestId>" in writer.body({}, "one"), action
 
 
 @pytest.mark.parametrize(
