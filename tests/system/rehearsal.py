@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -276,3 +277,9 @@ def two_regions(path: Path) -> Path:
     ]
     path.write_text(json.dumps(market))
     return path
+
+
+def forty_at_once(ask: Callable[[int], Any]) -> list[Any]:
+    """The forty answers of `ask(0)` to `ask(39)`, each from a thread of its own; fails with the first that fails."""
+    with ThreadPoolExecutor(max_workers=40) as threads:
+        return list(threads.map(ask, range(40)))

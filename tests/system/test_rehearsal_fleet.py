@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from tests.system.rehearsal import SLEEPER, TYPE, ZONES, Cloud, expect_error
+from tests.system.rehearsal import SLEEPER, TYPE, ZONES, Cloud, expect_error, forty_at_once
 
 G5 = "g5.xlarge"
 P3 = "p3.2xlarge"
@@ -68,18 +67,7 @@ def test_strategies_choose_the_pool_that_they_promise(cloud: Cloud) -> None:
 
 def test_one_client_token_is_one_fleet_also_for_forty_at_once(cloud: Cloud) -> None:
     template = cloud.template(SLEEPER)
-    answers: list[Any] = []
-    threads = [
-        threading.Thread(
-            target=lambda number=number: answers.append(cloud.buy(template, ClientToken=f"token-{number % 5}"))
-        )
-        for number in range(40)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 40
+    answers = forty_at_once(lambda number: cloud.buy(template, ClientToken=f"token-{number % 5}"))
     assert len({answer["FleetId"] for answer in answers}) == 5
     assert len({i for answer in answers for group in answer["Instances"] for i in group["InstanceIds"]}) == 5
     expect_error("IdempotentParameterMismatch", lambda: cloud.buy(template, ClientToken="token-1", count=2))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from typing import Any
 
 import pytest
 
-from tests.system.rehearsal import SLEEPER, TYPE, ZONES, Cloud, expect_error, tag_specifications
+from tests.system.rehearsal import SLEEPER, TYPE, ZONES, Cloud, expect_error, forty_at_once, tag_specifications
 
 P3 = "p3.2xlarge"
 SPOT = {"MarketType": "spot"}
@@ -232,20 +231,7 @@ def test_what_is_wrong_is_refused_as_ec2_refuses_it(cloud: Cloud) -> None:
 
 def test_a_client_token_is_one_reservation_also_for_forty_at_once(cloud: Cloud) -> None:
     tokens = [f"run-{uuid.uuid4()}" for _ in range(5)]
-    answers: list[Any] = []
-    threads = [
-        threading.Thread(
-            target=lambda number=number: answers.append(
-                run(cloud, ClientToken=tokens[number % 5], InstanceMarketOptions=SPOT)
-            )
-        )
-        for number in range(40)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 40
+    answers = forty_at_once(lambda number: run(cloud, ClientToken=tokens[number % 5], InstanceMarketOptions=SPOT))
     assert len({answer["ReservationId"] for answer in answers}) == 5
     assert len({one for answer in answers for one in ids(answer)}) == len(living(cloud)) == 5
     again = {"ClientToken": tokens[1], "InstanceMarketOptions": SPOT}
