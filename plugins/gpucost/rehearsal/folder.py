@@ -10,6 +10,7 @@ from typing import IO, TypeVar
 
 from pydantic import BaseModel, Field
 
+from gpucost.rehearsal.whole import write_whole
 from gpucost.rehearsal.wording import read_model
 
 IDENTITY = "cloud.json"
@@ -84,9 +85,7 @@ class StateFolder:
             raise ValueError(f"{error}; put the file right, or use another --state-dir") from error
 
     def _write(self, name: str, kept: BaseModel) -> None:
-        part = self.path / f"{name}.part"
-        part.write_text(kept.model_dump_json() + "\n", encoding="utf-8")
-        part.replace(self.path / name)
+        write_whole(self.path / name, kept.model_dump_json() + "\n")
 
     def settle_market(self, fingerprint: str, label: str, *, used: bool) -> None:
         """Hold the folder to the market that its instances were bought in: its invoice and history tell those prices.

@@ -8,13 +8,13 @@ never shows an earlier time than the old one does at that moment; prices go on f
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from gpucost.clock import ClockSpec, floor_second, require_utc
+from gpucost.rehearsal.whole import write_whole
 from gpucost.rehearsal.wording import in_one_line
 
 FILE = "clock.json"
@@ -57,7 +57,7 @@ def take_up(
         speed = old.clock.speed if old is not None else 1.0
     kept = _decide(old, speed, origin, require_utc(real_now, "real_now"), state_dir)
     if kept != old:
-        _write(path, kept)
+        write_whole(path, kept.model_dump_json(indent=2) + "\n")
     return kept
 
 
@@ -94,13 +94,3 @@ def _read(path: Path) -> KeptClock | None:
         raise ValueError(
             f"state_dir: {path} is not a rehearsal's clock: {in_one_line(error)}; use another --state-dir"
         ) from error
-
-
-def _write(path: Path, kept: KeptClock) -> None:
-    """Whole or not at all, also when the machine dies in between."""
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(kept.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gpucost.rehearsal.folder import FolderTaken, StateFolder
 from gpucost.rehearsal.market.file import load_market
 from gpucost.rehearsal.market.market import from_file
 from gpucost.rehearsal.market.traces import from_traces
+from gpucost.rehearsal.whole import write_whole
 from tests.fakes.rehearsal import ORIGIN
 
 SMALL = Path(__file__).resolve().parents[3] / "include/market/small.json"
@@ -88,3 +90,19 @@ def test_an_identity_that_is_none_is_refused_by_name(tmp_path: Path, content: st
     (tmp_path / "cloud.json").write_text(content)
     with pytest.raises(ValueError, match=r"state_dir: .*cloud\.json.*use another --state-dir"):
         StateFolder(tmp_path)
+
+
+def test_a_file_is_there_whole_and_for_its_owner_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kept.json"
+    write_whole(path, "first")
+    write_whole(path, b"second")
+    assert path.read_text() == "second"
+    assert path.stat().st_mode & 0o077 == 0
+
+    def full(_file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "third")
+    assert path.read_text() == "second"

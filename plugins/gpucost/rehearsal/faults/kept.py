@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from gpucost.rehearsal.whole import write_whole
 
 
 class KeptFile:
@@ -42,7 +43,4 @@ class KeptFile:
         """Keep a document, whole or not at all."""
         if self._path is None:
             return
-        part = self._path.with_suffix(".part")
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
-            json.dump(document, file)
-        part.replace(self._path)
+        write_whole(self._path, json.dumps(document))

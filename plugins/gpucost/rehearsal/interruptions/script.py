@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpucost.rehearsal.guests import read_small
+from gpucost.rehearsal.whole import write_whole
 from gpucost.rehearsal.wording import read_model
 
 PROGRESS_FILE = "progress.json"
@@ -93,10 +94,8 @@ class Script:
     def _keep(self) -> None:
         if self._kept_in is None:
             return
-        part = self._kept_in.with_suffix(".part")
         content = [{"rule": aimed.rule.model_dump(), "hit": aimed.hit} for aimed in self._aimed]
-        part.write_text(json.dumps(content), encoding="utf-8")
-        part.replace(self._kept_in)
+        write_whole(self._kept_in, json.dumps(content))
 
     def concerns(self, instance_id: str, job: str | None) -> bool:
         """Whether a rule may still hit this instance: only then is its progress worth watching."""

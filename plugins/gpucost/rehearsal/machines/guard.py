@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO
 
 from gpucost.rehearsal.machines import processes
+from gpucost.rehearsal.whole import write_whole
 
 POWER_LOCK = "power.lock"
 GUARD = "guard.json"
@@ -188,9 +189,7 @@ class Guard:
 
 
 def _write(path: Path, document: dict[str, object]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(document) + "\n")
 
 
 def main(arguments: list[str]) -> int:

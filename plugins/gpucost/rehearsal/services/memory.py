@@ -37,6 +37,7 @@ from moto.moto_api._internal import mock_random
 from moto.utilities.utils import get_partition
 
 from gpucost.rehearsal.services.lock import LOCK
+from gpucost.rehearsal.whole import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -250,11 +251,4 @@ def _check_private(folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, also when the machine dies in between."""
-    part = path.with_suffix(".part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 (a descriptor)
-        file.write(json.dumps(_header()).encode() + b"\n")
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, json.dumps(_header()).encode() + b"\n" + content)
