@@ -22,7 +22,7 @@ LEFT_OUT = frozenset(
 )
 MAX_CODE_BYTES = 200 * 1024 * 1024
 
-AGENT_MAIN = b"""from gpucost.training.agent import main
+AGENT_MAIN = b"""from gpucost.training.agent.main import main
 
 main()
 """

@@ -101,7 +101,7 @@ def test_the_agent_finds_every_module_of_ours_in_its_zip_and_nothing_foreign() -
 def test_the_agent_starts_from_its_zip_alone(tmp_path: Path) -> None:
     (tmp_path / "agent.zip").write_bytes(pack_agent().data)
     check = (
-        "import sys; sys.path.insert(0, 'agent.zip'); import gpucost.training.agent as agent;"
+        "import sys; sys.path.insert(0, 'agent.zip'); import gpucost.training.agent.main as agent;"
         "assert 'agent.zip' in agent.__file__; print(sorted(m for m in sys.modules if m.split('.')[0] in"
         f" {FOREIGN!r}))"
     )

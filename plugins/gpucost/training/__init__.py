@@ -13,13 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpucost.training.checkpoint import weights_digest
-    from gpucost.training.loop import Run, checkpointed
-    from gpucost.training.randomness import prepare
+    from gpucost.training.checkpoints.engine import weights_digest
+    from gpucost.training.program.loop import Run, checkpointed
+    from gpucost.training.program.randomness import prepare
 
 __all__ = ["Run", "checkpointed", "prepare", "weights_digest"]
 
-_HOMES = {"Run": "loop", "checkpointed": "loop", "prepare": "randomness", "weights_digest": "checkpoint"}
+_HOMES = {
+    "Run": "program.loop",
+    "checkpointed": "program.loop",
+    "prepare": "program.randomness",
+    "weights_digest": "checkpoints.engine",
+}
 
 
 def __getattr__(name: str) -> Any:

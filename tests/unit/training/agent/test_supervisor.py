@@ -12,9 +12,9 @@ from gpucost.clock import ManualClock
 from gpucost.jobstore import AttemptRecord, Command, Control, JobStore, Member
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
-from gpucost.training.orders import Extend, Kill, Order, Save, Stop
-from gpucost.training.supervisor import Supervisor
-from gpucost.training.watch import ControlWatch, Repeat
+from gpucost.training.agent.orders import Extend, Kill, Order, Save, Stop
+from gpucost.training.agent.supervisor import Supervisor
+from gpucost.training.agent.watch import ControlWatch, Repeat
 from gpucost.training.workdir import Workdir
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)

@@ -24,11 +24,11 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gpucost.jobstore import Command, FencedOut, Phase
-from gpucost.training import sampler
-from gpucost.training.checkpoint import Checkpoints, Stateful, weights_digest
+from gpucost.training.checkpoints.engine import Checkpoints, Stateful, weights_digest
 from gpucost.training.outage import brief, patiently, store_errors
-from gpucost.training.reporting import Reporter, say
-from gpucost.training.state import RunState
+from gpucost.training.program import sampler
+from gpucost.training.program.reporting import Reporter, say
+from gpucost.training.program.state import RunState
 from gpucost.training.surroundings import Surroundings
 from gpucost.training.workdir import EXIT_FENCED, EXIT_STOPPED, EXIT_STORE, Request, Result
 

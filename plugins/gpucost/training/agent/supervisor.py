@@ -11,9 +11,9 @@ from typing import Protocol
 from gpucost.clock import Clock
 from gpucost.jobstore import Command
 from gpucost.reasons import Reason
-from gpucost.training.orders import Extend, Kill, Order, Save, Stop
-from gpucost.training.say import say
-from gpucost.training.verdict import Asked
+from gpucost.training.agent.orders import Extend, Kill, Order, Save, Stop
+from gpucost.training.agent.say import say
+from gpucost.training.agent.verdict import Asked
 from gpucost.training.workdir import Request, Workdir
 
 MARGIN_SECONDS = 5.0

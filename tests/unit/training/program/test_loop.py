@@ -19,9 +19,10 @@ from gpucost.job import CheckpointPlan, JobId
 from gpucost.jobstore import Command, ExitRecord, JobSpec, JobStore, MetricPoint, Phase
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
-from gpucost.training import checkpointed, outage, prepare, randomness, weights_digest
-from gpucost.training.loop import Fenced, Run, Stopped
-from gpucost.training.reporting import Reporter
+from gpucost.training import checkpointed, outage, prepare, weights_digest
+from gpucost.training.program import randomness
+from gpucost.training.program.loop import Fenced, Run, Stopped
+from gpucost.training.program.reporting import Reporter
 from gpucost.training.workdir import EXIT_STORE, Request, Workdir
 
 EPOCHS, SAMPLES, BATCH = 3, 10, 3

@@ -12,7 +12,7 @@ import torch
 from gpucost.clock import ManualClock
 from gpucost.jobstore import FencedOut, JobStore
 from gpucost.objects import Objects
-from gpucost.training.checkpoint import Checkpoints, weights_digest
+from gpucost.training.checkpoints.engine import Checkpoints, weights_digest
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 

@@ -9,11 +9,11 @@ import pytest
 
 from gpucost.clock import ClockSpec, SpecClock
 from gpucost.reasons import Reason
-from gpucost.training.identity import Identity, Unidentified, find_identity
-from gpucost.training.imds import Metadata
-from gpucost.training.notices import Action, Notices, Rebalance, parse_action, parse_rebalance
-from gpucost.training.orders import Order, Save, Stop
-from gpucost.training.watch import NoticeWatch
+from gpucost.training.agent.identity import Identity, Unidentified, find_identity
+from gpucost.training.agent.imds import Metadata
+from gpucost.training.agent.notices import Action, Notices, Rebalance, parse_action, parse_rebalance
+from gpucost.training.agent.orders import Order, Save, Stop
+from gpucost.training.agent.watch import NoticeWatch
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 TAGS = {"gpucost:job": "j", "gpucost:lease": "l", "gpucost:attempt": "4"}

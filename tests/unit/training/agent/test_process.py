@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from gpucost.training import process
+from gpucost.training.agent import process
 
 
 class Machine:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gpucost.reasons import Reason
-from gpucost.training.verdict import Asked, Ending, verdict
+from gpucost.training.agent.verdict import Asked, Ending, verdict
 from gpucost.training.workdir import EXIT_FENCED, EXIT_STOPPED, EXIT_STORE, Progress, Result
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)

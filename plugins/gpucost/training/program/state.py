@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpucost.training import randomness
-from gpucost.training.checkpoint import Stateful
+from gpucost.training.checkpoints.engine import Stateful
+from gpucost.training.program import randomness
 
 
 @dataclass

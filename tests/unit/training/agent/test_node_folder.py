@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gpucost.job import JobId
 from gpucost.jobstore import Command, JobSpec
-from gpucost.training import process
-from gpucost.training.agent import EXIT_CODES, package_root
+from gpucost.training.agent import process
+from gpucost.training.agent.main import EXIT_CODES, package_root
 from gpucost.training.workdir import Progress, Request, Result, Workdir
 
 SPEC = JobSpec(
@@ -61,7 +61,7 @@ def test_the_programs_environment_comes_from_the_job(tmp_path: Path) -> None:
 
 def test_the_agent_loads_neither_torch_nor_airflow() -> None:
     code = (
-        "import sys, gpucost.training.agent; "
+        "import sys, gpucost.training.agent.main; "
         "print([name for name in ('torch', 'numpy', 'airflow', 'boto3') if name in sys.modules])"
     )
     done = subprocess.run(

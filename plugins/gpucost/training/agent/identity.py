@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpucost.training.imds import Metadata
+from gpucost.training.agent.imds import Metadata
 
 TRIES = 5
 """Tags show in instance metadata some seconds after the launch; a node that just booted asks again."""

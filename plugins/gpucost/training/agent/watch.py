@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from gpucost.clock import SpecClock
 from gpucost.jobstore import Command, Control, FencedOut, JobStore
 from gpucost.reasons import Reason
-from gpucost.training.notices import Action, Notices
-from gpucost.training.orders import Extend, Kill, Order, Save, Stop
+from gpucost.training.agent.notices import Action, Notices
+from gpucost.training.agent.orders import Extend, Kill, Order, Save, Stop
+from gpucost.training.agent.say import say
 from gpucost.training.outage import brief
-from gpucost.training.say import say
 
 Put = Callable[[Order], None]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpucost.clock import ClockSpec, SpecClock
-from gpucost.training.agent import package_root
-from gpucost.training.watchdog import MARGIN, STARTING, Watchdog
+from gpucost.training.agent.main import package_root
+from gpucost.training.agent.watchdog import MARGIN, STARTING, Watchdog
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
@@ -119,7 +119,7 @@ def test_without_a_command_nothing_is_switched_off(started: list[Waiting]) -> No
 ARM = """
 import os, signal, sys
 from datetime import UTC, datetime, timedelta
-from gpucost.training import process, watchdog
+from gpucost.training.agent import process, watchdog
 dog = watchdog.Watchdog(sys.argv[1])
 watchdog.STARTING = timedelta(seconds=float(sys.argv[2]))
 dog.arm_for_start()

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from gpucost.clock import Clock
 from gpucost.jobstore import Heartbeat, JobStore, Live, MetricPoint, Phase
 from gpucost.reasons import Reason
-from gpucost.training.identity import Identity
-from gpucost.training.say import say
+from gpucost.training.agent.identity import Identity
+from gpucost.training.agent.say import say
 from gpucost.training.workdir import Progress, Result, Workdir
 
 CHUNK_BYTES = 256 * 1024

@@ -33,19 +33,19 @@ from gpucost.clock import SpecClock
 from gpucost.jobstore import AttemptRecord, ExitRecord, FencedOut, JobSpec, JobStore, Live
 from gpucost.objects import ObjectMissing
 from gpucost.reasons import Reason
-from gpucost.training import process
-from gpucost.training.identity import Identity, Unidentified, find_identity
-from gpucost.training.imds import Metadata
-from gpucost.training.notices import POLL_SECONDS, Notices
-from gpucost.training.orders import Stop
+from gpucost.training.agent import process
+from gpucost.training.agent.identity import Identity, Unidentified, find_identity
+from gpucost.training.agent.imds import Metadata
+from gpucost.training.agent.notices import POLL_SECONDS, Notices
+from gpucost.training.agent.orders import Stop
+from gpucost.training.agent.relay import Relay, read_end
+from gpucost.training.agent.say import say
+from gpucost.training.agent.supervisor import Supervisor
+from gpucost.training.agent.verdict import Ending, verdict
+from gpucost.training.agent.watch import ControlWatch, NoticeWatch, Repeat
+from gpucost.training.agent.watchdog import VARIABLE, Watchdog
 from gpucost.training.outage import brief, patiently, store_errors
-from gpucost.training.relay import Relay, read_end
-from gpucost.training.say import say
-from gpucost.training.supervisor import Supervisor
 from gpucost.training.surroundings import open_objects
-from gpucost.training.verdict import Ending, verdict
-from gpucost.training.watch import ControlWatch, NoticeWatch, Repeat
-from gpucost.training.watchdog import VARIABLE, Watchdog
 from gpucost.training.workdir import Workdir
 
 EXIT_CODES = {

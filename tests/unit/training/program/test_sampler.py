@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucost.training import sampler
+from gpucost.training.program import sampler
 
 seeds = st.integers(0, 2**32 - 1)
 epochs = st.integers(0, 10_000)

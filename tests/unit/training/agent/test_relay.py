@@ -13,8 +13,8 @@ from gpucost.clock import ManualClock
 from gpucost.jobstore import JobStore, Live, MetricPoint, Phase
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
-from gpucost.training.identity import Identity
-from gpucost.training.relay import CHUNK_BYTES, Relay, Tail, cut
+from gpucost.training.agent.identity import Identity
+from gpucost.training.agent.relay import CHUNK_BYTES, Relay, Tail, cut
 from gpucost.training.workdir import Progress, Workdir
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from gpucost.clock import SpecClock
-from gpucost.training.say import say
+from gpucost.training.agent.say import say
 
 VARIABLE = "GPUCOST_SHUTDOWN"
 STARTING = timedelta(minutes=15)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpucost.training.imds import Metadata
+from gpucost.training.agent.imds import Metadata
 
 POLL_SECONDS = 5.0
 """EC2's advice for polling."""

@@ -1,0 +1,1 @@
+"""What does the program itself use? The loop that survives, in every process of the training."""
