@@ -14,7 +14,17 @@ from pathlib import Path
 
 from gpucost.objects import Conflict, Objects
 
-AGENT_PARTS = ("__init__.py", "bundle.py", "clock.py", "job.py", "jobstore.py", "money.py", "objects.py", "reasons.py")
+AGENT_PARTS = (
+    "__init__.py",
+    "bundle.py",
+    "clock.py",
+    "job.py",
+    "jobstore.py",
+    "money.py",
+    "objects.py",
+    "reasons.py",
+    "recipe.py",
+)
 """Modules beside `training/` that the agent needs; nothing of them imports Airflow."""
 
 LEFT_OUT = frozenset(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gpucost.money import InstanceHourPrice, Money
+from gpucost.recipe import Recipe
 
 Hours = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 
@@ -71,6 +72,24 @@ class CheckpointPlan(_Frozen):
     keep: int = Field(default=2, ge=2, description="Whole checkpoints kept; two at least, in case one is torn.")
 
 
+class FolderSync(_Frozen):
+    """For a program that saves by itself: its folder is kept in the object store, and is there again after a restart.
+
+    The program is told the folder in `GPUCOST_FOLDER`; it ends with exit code 0 when it is done, and saves on SIGTERM.
+    """
+
+    folder: str = Field(default="saves", description="Relative path; the folder whose files are kept.")
+    every_seconds: float = Field(default=60.0, ge=1, description="Real seconds between two looks for changed files.")
+
+
+class HangWatch(_Frozen):
+    """When a program counts as hung: it is asked for its stack, and ended."""
+
+    times: float = Field(default=50.0, gt=1, description="No step for so many times the usual time of one.")
+    at_least_seconds: float = Field(default=600.0, gt=0, description="And for so many real seconds at least.")
+    start_seconds: float = Field(default=3600.0, gt=0, description="Real seconds until the first step.")
+
+
 class TrainingJob(_Frozen):
     """What to train, by when, for how much; see each field.
 
@@ -89,7 +108,7 @@ class TrainingJob(_Frozen):
     arguments: tuple[str, ...] = Field(default=(), description="Arguments for the program.")
     environment: Environment = Environment()
     data: dict[str, str] = Field(default_factory=dict, description="Name -> URI of the data that the program reads.")
-    recipe: dict[str, Any] = Field(default_factory=dict, description="How to train; see docs for the options.")
+    recipe: Recipe = Field(default=Recipe(), description="How to train; see `gpucost.recipe`.")
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
 
     gpu: GpuNeed = GpuNeed()
@@ -108,6 +127,8 @@ class TrainingJob(_Frozen):
         default="internal", description="Who may see the data; confidential jobs stay on sites that allow it."
     )
     checkpoint: CheckpointPlan = CheckpointPlan()
+    folder_sync: FolderSync | None = Field(default=None, description="For a program that saves by itself.")
+    hang: HangWatch = HangWatch()
 
     @field_validator("program")
     @classmethod

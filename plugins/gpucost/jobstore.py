@@ -25,9 +25,10 @@ from typing import TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from gpucost.clock import ClockSpec
-from gpucost.job import CheckpointPlan, Environment, JobId
+from gpucost.job import CheckpointPlan, Environment, FolderSync, HangWatch, JobId
 from gpucost.objects import Conflict, ObjectMissing, Objects
 from gpucost.reasons import Reason
+from gpucost.recipe import Recipe
 
 
 class FencedOut(RuntimeError):
@@ -49,12 +50,14 @@ class JobSpec(_Document):
     arguments: tuple[str, ...] = ()
     environment: Environment = Environment()
     data: dict[str, str] = {}
-    recipe: dict[str, object] = {}
+    recipe: Recipe = Recipe()
     seed: int = 0
     world_size: int = 1
     threads: int = 1
     gpu_count: int = Field(default=1, description="GPUs per node; 0: CPU.")
     checkpoint: CheckpointPlan = CheckpointPlan()
+    folder_sync: FolderSync | None = None
+    hang: HangWatch = HangWatch()
     clock: ClockSpec = Field(default_factory=ClockSpec.real)
 
 
@@ -94,7 +97,7 @@ class Control(_Document):
     command: Command = Command.RUN
     why: str = ""
     expires_at: AwareDatetime | None = Field(default=None, description="A later expiry for the node; None: unchanged.")
-    recipe: dict[str, object] = {}
+    recipe: dict[str, object] = Field(default={}, description="RECONFIGURE: options that replace the job's.")
 
 
 class Phase(StrEnum):
@@ -105,6 +108,27 @@ class Phase(StrEnum):
     TRAINING = "training"
     SAVING = "saving"
     ENDED = "ended"
+
+
+class GpuUse(_Document):
+    """What one GPU does. Memory in bytes."""
+
+    index: int
+    name: str = ""
+    utilization_percent: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power_watts: float | None = None
+
+
+class Telemetry(_Document):
+    """What the node's parts do: between two heartbeats (CPU), and at the moment (the rest). Memory in bytes."""
+
+    gpus: tuple[GpuUse, ...] = ()
+    cpu_percent: float | None = Field(default=None, description="Of all cores together, 0 to 100.")
+    memory_used: int | None = None
+    memory_total: int | None = None
+    disk_free: int | None = Field(default=None, description="Where the program works.")
 
 
 class Heartbeat(_Document):
@@ -156,6 +180,8 @@ class Part(_Document):
     key: str
     size: int
     sha256: str
+    rank: int | None = Field(default=None, description="The process whose own state it holds; None: that of all.")
+    path: str | None = Field(default=None, description="Of a folder's checkpoint: the file that it is a part of.")
 
 
 class Manifest(_Document):
@@ -166,6 +192,7 @@ class Manifest(_Document):
     step: int = Field(ge=0)
     epoch: int = 0
     created_at: AwareDatetime
+    world_size: int = Field(default=1, description="Processes whose state it holds.")
     parts: tuple[Part, ...]
 
 

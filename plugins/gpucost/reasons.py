@@ -30,6 +30,8 @@ class Reason(StrEnum):
     BAD_REQUEST = "bad_request"
     BAD_PROGRAM = "bad_program"
     OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    HUNG = "hung"
     STORE_UNREACHABLE = "store_unreachable"
     DEADLINE_IMPOSSIBLE = "deadline_impossible"
     BUDGET_EXHAUSTED = "budget_exhausted"
@@ -101,6 +103,14 @@ RULES: dict[Reason, Rule] = {
     Reason.BAD_PROGRAM: Rule(Then.RETRY, advice="read the end of the program's log"),
     Reason.OUT_OF_MEMORY: Rule(
         Then.RETRY, advice="reduce the batch, turn on gradient checkpointing, or ask for a GPU with more memory"
+    ),
+    Reason.DISK_FULL: Rule(
+        Then.RETRY, alert=True, advice="give the site a larger volume (volume_gib), or let the program write less"
+    ),
+    Reason.HUNG: Rule(
+        Then.RETRY,
+        alert=True,
+        advice="read the stacks at the end of the program's log; raise `hang` in the job if a step may take that long",
     ),
     Reason.STORE_UNREACHABLE: Rule(Then.RETRY, alert=True, advice="check the object store's address and credentials"),
     Reason.DEADLINE_IMPOSSIBLE: Rule(Then.FAIL, advice="move the deadline to the finish that the message names"),

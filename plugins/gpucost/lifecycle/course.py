@@ -325,6 +325,8 @@ class Course:
             threads=job.threads,
             gpu_count=job.gpu.count,
             checkpoint=job.checkpoint,
+            folder_sync=job.folder_sync,
+            hang=job.hang,
             clock=self.services.clock.spec,
         )
 
@@ -336,7 +338,6 @@ def _refuse_what_is_not_there_yet(job: TrainingJob) -> None:
         "environment.wheels": bool(job.environment.wheels) and "wheels, expected none; put the packages into the image",
         "environment.image": job.environment.image and "an image, expected none; set the site's image",
         "data": bool(job.data) and "URIs, expected none; let the program read its data itself",
-        "recipe": bool(job.recipe) and "options, expected none; set them in the program",
         "sensitivity": job.sensitivity == "confidential" and "'confidential', expected 'public' or 'internal'",
     }
     refused = [f"{field}: got {why}" for field, why in wanted.items() if why]

@@ -138,7 +138,7 @@ def _open_run(services: Services, tracker: Tracker, job_id: JobId, job: Training
             "world_size": job.world_size,
             "threads": job.threads,
             "gpu_count": job.gpu.count,
-            **{f"recipe.{name}": value for name, value in job.recipe.items()},
+            **{f"recipe.{name}": value for name, value in job.recipe.chosen().items()},
         },
         tags={
             "gpucost.team": job.team,

@@ -7,6 +7,8 @@
     result.json     program -> agent   its last word
     program.log     program -> agent   what it wrote to stdout and stderr
     code/           the program's folder
+    data/<name>     the job's data, as files
+    site/           packages from the job's wheels
 
 Files need no library, no port and no thread in the program, and outlive either side.
 """
@@ -47,6 +49,7 @@ class Progress(_File):
     steps_per_second: float | None = Field(default=None, description="Per second of the job's clock.")
     resumed_step: int | None = Field(default=None, description="The step it went on from; 0: from nothing.")
     saved_step: int | None = Field(default=None, description="The newest committed checkpoint's step.")
+    save_seconds: float | None = Field(default=None, description="Real seconds that the newest save took.")
 
 
 class Request(_File):
@@ -55,6 +58,7 @@ class Request(_File):
     sequence: int = Field(ge=1)
     command: Literal[Command.SAVE, Command.SAVE_AND_STOP]
     why: str = ""
+    gone_by: AwareDatetime | None = Field(default=None, description="Real time by which the program must have ended.")
 
 
 class Result(_File):
@@ -81,6 +85,8 @@ class Workdir:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         self.code = path / "code"
+        self.data = path / "data"
+        self.site = path / "site"
         self.log = path / "program.log"
         self.metrics = path / "metrics.jsonl"
         self._job = path / "job.json"
