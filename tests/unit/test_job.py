@@ -19,7 +19,7 @@ names = st.text(min_size=1, max_size=80)
 
 
 def test_a_job_survives_json() -> None:
-    job = wanted(price_cap="0.5 USD", recipe={"compile": True, "amp": None}, data={"train": "s3://b/k"})
+    job = wanted(price_cap="0.5 USD", recipe={"compile": True, "clip_norm": None}, data={"train": "s3://b/k"})
     assert TrainingJob.model_validate_json(job.model_dump_json()) == job
 
 

@@ -30,6 +30,7 @@ from gpucost.jobstore import (
 )
 from gpucost.objects import Conflict, ObjectMissing, Objects
 from gpucost.reasons import Reason
+from gpucost.recipe import Recipe
 from tests.fakes.rooms import START, TASK
 
 
@@ -47,7 +48,9 @@ def checkpoint(store: JobStore, step: int, attempt: int) -> Manifest:
 
 
 def test_documents_come_back_as_they_were(store: JobStore) -> None:
-    spec = JobSpec(job_id=TASK, name="digits", code_digest="d", program="train.py", recipe={"amp": None, "lr": 0.1})
+    spec = JobSpec(
+        job_id=TASK, name="digits", code_digest="d", program="train.py", recipe=Recipe(precision="bf16", clip_norm=0.1)
+    )
     attempt = AttemptRecord(
         number=3, members=(Member(lease_id="l"),), created_at=START, expires_at=START + timedelta(hours=1)
     )

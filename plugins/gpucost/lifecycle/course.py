@@ -334,10 +334,9 @@ class Course:
 def _refuse_what_is_not_there_yet(job: TrainingJob) -> None:
     """What a node would refuse is refused before a machine is bought for it."""
     wanted = {
-        "world_size": job.world_size > 1 and f"{job.world_size} processes, expected 1",
-        "environment.wheels": bool(job.environment.wheels) and "wheels, expected none; put the packages into the image",
+        "world_size": job.world_size > max(1, job.gpu.count)
+        and f"{job.world_size} processes, expected at most one per GPU of one machine (gpu.count: {job.gpu.count})",
         "environment.image": job.environment.image and "an image, expected none; set the site's image",
-        "data": bool(job.data) and "URIs, expected none; let the program read its data itself",
         "sensitivity": job.sensitivity == "confidential" and "'confidential', expected 'public' or 'internal'",
     }
     refused = [f"{field}: got {why}" for field, why in wanted.items() if why]

@@ -366,10 +366,8 @@ def test_a_running_job_whose_budget_is_used_up_is_asked_to_leave(drive: Drive) -
     "job",
     [
         {"world_size": 2},
-        {"environment": {"wheels": ("s3://b/w.whl",)}},
         {"environment": {"image": "ami-1"}},
-        {"data": {"train": "s3://b/d"}},
-        {"recipe": {"amp": "bf16"}},
+        {"world_size": 5, "gpu": {"kinds": ("T4",), "count": 4}},
         {"sensitivity": "confidential"},
     ],
 )

@@ -18,7 +18,7 @@ def jobs(database: Database) -> Jobs:
 
 
 def test_a_job_comes_back_as_it_was_wanted(jobs: Jobs) -> None:
-    job = wanted(recipe={"amp": None}, price_cap="0.5 USD")
+    job = wanted(recipe={"precision": "bf16", "per_gpu": {"T4": {"precision": "fp16"}}}, price_cap="0.5 USD")
     jobs.begin(TASK, job, "me", 3, START)
     assert jobs.load(TASK.key) == (TASK, job, START)
     with pytest.raises(KeyError, match="job: none with key 'nobody'"):
