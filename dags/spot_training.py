@@ -23,6 +23,13 @@ with DAG(
             ["--epochs", "12"], type="array", title="Arguments", description="For the program, one a line."
         ),
         "gpu_kinds": Param(["T4"], type="array", title="GPU kinds", description="Any of these will do, one a line."),
+        "recipe": Param(
+            "",
+            type="string",
+            title="Recipe",
+            description="File below include/, such as recipes/mixed_precision.yaml; empty: as the program trains.",
+            examples=["recipes/mixed_precision.yaml", "recipes/small_memory.yaml", "recipes/spot_careful.yaml"],
+        ),
         "work_hours": Param(2.0, type="number", exclusiveMinimum=0, title="Work", description="Hours of training."),
         "launch_hours": Param(0.25, type="number", minimum=0, title="Launch", description="Hours to the first step."),
         "deadline_hours": Param(
@@ -41,6 +48,7 @@ with DAG(
             "project": "spot_training",
             "code": "{{ params.code }}",
             "arguments": "{{ params.arguments }}",
+            "recipe": "{{ params.recipe }}",
             "gpu": {"kinds": "{{ params.gpu_kinds }}"},
             "work_hours": "{{ params.work_hours }}",
             "launch_hours": "{{ params.launch_hours }}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -169,8 +170,8 @@ def cli(context: typer.Context, home: Home = HOME) -> None:
     """Run `gpucost` with this stack's connections, e.g. `leases`, `quotes`, `reap --dry-run`, `report JOB`."""
     with explained(home):
         environment = open_stack(home).environment() | {"AIRFLOW_HOME": str((home / "airflow").absolute())}
-        done = subprocess.run([sys.executable, "-m", "gpucost", *context.args], env=environment, check=False)
-    raise typer.Exit(done.returncode)
+        # In this one's place, so that Ctrl-C is the command's own: it may have something to save.
+        os.execve(sys.executable, [sys.executable, "-m", "gpucost", *context.args], environment)  # noqa: S606
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -18,6 +18,8 @@ AGENT_PARTS = (
     "__init__.py",
     "bundle.py",
     "clock.py",
+    "fitness.py",
+    "gpus.py",
     "job.py",
     "jobstore.py",
     "money.py",
@@ -28,7 +30,17 @@ AGENT_PARTS = (
 """Modules beside `training/` that the agent needs; nothing of them imports Airflow."""
 
 LEFT_OUT = frozenset(
-    {"__pycache__", "checkpoints", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
+    {
+        "__pycache__",
+        "checkpoints",
+        ".git",
+        ".gpucost-run",
+        ".ipynb_checkpoints",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".venv",
+    }
 )
 MAX_CODE_BYTES = 200 * 1024 * 1024
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -83,6 +84,33 @@ def report(job: Annotated[str, typer.Argument(help="The job's key.")]) -> None:
         typer.echo(f"error: {unknown.args[0]}", err=True)
         raise typer.Exit(2) from unknown
     console.print(page, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    job_file: Annotated[Path, typer.Argument(help="YAML with the job's fields, e.g. include/jobs/digits.yaml.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Instead of the file's, e.g. recipe.batch=32; repeatable."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, from nothing; nothing is deleted.")] = False,
+    store: Annotated[str, typer.Option(help="file:///folder or s3://bucket/prefix; left out: beside the file.")] = "",
+) -> None:
+    """Run a job on this machine, without Airflow. Ctrl-C saves and stops; the same command goes on from there."""
+    from gpucost.local.jobfile import JobFileError
+    from gpucost.local.run import NotRun
+    from gpucost.local.run import run as run_job
+
+    try:
+        code = run_job(job_file, changes or [], console, fresh=fresh, store_url=store)
+    except JobFileError as wrong:
+        for fault in wrong.faults:
+            typer.echo(f"error: {job_file}: {fault}", err=True)
+        raise typer.Exit(2) from wrong
+    except NotRun as reason:
+        typer.echo(str(reason) if reason.code == 0 else f"error: {reason}", err=reason.code != 0)
+        raise typer.Exit(reason.code) from reason
+    raise typer.Exit(code)
 
 
 def _services() -> Services:

@@ -7,14 +7,20 @@ continues the same job, clearing a succeeded one starts its next generation.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from gpucost import fitness, gpus
 from gpucost.money import InstanceHourPrice, Money
-from gpucost.recipe import Recipe
+from gpucost.recipe import CPU, Recipe
+
+DATA_REFERENCE = re.compile(r"\{data\.([^{}]*)\}")
+"""In an argument: stands for the path of the data of that name, on the node."""
 
 Hours = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 
@@ -105,13 +111,19 @@ class TrainingJob(_Frozen):
 
     code: str = Field(min_length=1, description="Folder with the program; zipped and named by its digest.")
     program: str = Field(default="train.py", description="The file in `code` that is run, a relative path.")
-    arguments: tuple[str, ...] = Field(default=(), description="Arguments for the program.")
+    arguments: tuple[str, ...] = Field(
+        default=(), description="Arguments for the program; {data.clicks} becomes the path of the data `clicks`."
+    )
     environment: Environment = Environment()
-    data: dict[str, str] = Field(default_factory=dict, description="Name -> URI of the data that the program reads.")
+    data: dict[str, str] = Field(
+        default_factory=dict,
+        description="Name -> URI of the data that the program reads: s3://bucket/key, s3://bucket/folder/ or "
+        "file:///path on the machine. #sha256=<hex> after a single file's URI: it must have that digest.",
+    )
     recipe: Recipe = Field(default=Recipe(), description="How to train; see `gpucost.recipe`.")
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
 
-    gpu: GpuNeed = GpuNeed()
+    gpu: GpuNeed = Field(default=GpuNeed(), validate_default=True)
     world_size: int = Field(default=1, ge=1, le=4096, description="Processes in all; fixed by the job, not the node.")
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per process; part of exact resumption.")
 
@@ -137,6 +149,49 @@ class TrainingJob(_Frozen):
             raise ValueError(f"got {value!r}, expected a path inside the code folder such as 'train.py'")
         return value
 
+    @field_validator("data")
+    @classmethod
+    def _names_for_folders_and_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        seen: dict[str, str] = {}
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+                raise ValueError(
+                    f"got the name {name!r}, expected letters, digits, _ and -, the first a letter or digit"
+                )
+            if (other := seen.setdefault(name.upper().replace("-", "_"), name)) != name:
+                raise ValueError(f"{other!r} and {name!r} are one name as an environment variable; rename one")
+        return value
+
+    @model_validator(mode="after")
+    def _arguments_name_data(self) -> Self:
+        if unknown := unknown_data(self.arguments, self.data):
+            known = ", ".join(self.data) or "none"
+            raise ValueError(f"arguments: {unknown[0]!r} is no name in data; known: {known}")
+        return self
+
+    @field_validator("gpu")
+    @classmethod
+    def _can_do_the_recipe(cls, need: GpuNeed, given: ValidationInfo) -> GpuNeed:
+        """Whatever is bought must do what the recipe asks; with any GPU accepted, the node finds out."""
+        recipe: Recipe | None = given.data.get("recipe")
+        if recipe is None:
+            return need
+        if strange := fitness.strange_sections(recipe, need.kinds):
+            raise ValueError(
+                f"recipe.per_gpu: there is no GPU {strange[0]!r}; {_nearest(strange[0])} If it is a new one, add it to "
+                "gpu.kinds"
+            )
+        kinds = need.kinds if need.count else (CPU,)
+        unfit = fitness.unfit(recipe, kinds, need.memory_gib)
+        if unfit:
+            fit = [kind for kind in kinds if kind not in unfit]
+            others = (
+                f"{', '.join(fit)} can do it: leave the others out of gpu.kinds, or give them" if fit else "Give them"
+            )
+            reasons = "; ".join(f"{kind}: {reason}" for kind, reason in unfit.items())
+            raise ValueError(f"recipe: {reasons}. {others} sections of their own in recipe.per_gpu")
+        return need
+
     @model_validator(mode="after")
     def _one_currency(self) -> Self:
         if self.budget and self.price_cap and self.budget.currency != self.price_cap.currency:
@@ -145,6 +200,17 @@ class TrainingJob(_Frozen):
                 "state both in one currency"
             )
         return self
+
+
+def unknown_data(arguments: Iterable[str], data: Mapping[str, str]) -> list[str]:
+    """Names that arguments refer to as {data.<name>} and that `data` has not."""
+    names = (name for argument in arguments for name in DATA_REFERENCE.findall(argument))
+    return [name for name in dict.fromkeys(names) if name not in data]
+
+
+def _nearest(kind: str) -> str:
+    near = difflib.get_close_matches(kind, (*gpus.KINDS, CPU), cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are cpu, {', '.join(gpus.KINDS)}."
 
 
 def _slug(text: str) -> str:

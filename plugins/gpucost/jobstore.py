@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from gpucost.clock import ClockSpec
 from gpucost.job import CheckpointPlan, Environment, FolderSync, HangWatch, JobId
@@ -33,6 +33,10 @@ from gpucost.recipe import Recipe
 
 class FencedOut(RuntimeError):
     """A newer attempt owns the job; whoever gets this writes nothing more and ends."""
+
+
+class TornHead(RuntimeError):
+    """The job's head.json cannot be read, so nobody knows which checkpoints are whole, or who may write."""
 
 
 class _Document(BaseModel):
@@ -149,6 +153,7 @@ class Heartbeat(_Document):
     saved_step: int | None = Field(default=None, description="The newest committed checkpoint's step.")
     gpu_utilization: float | None = Field(default=None, ge=0, le=1)
     memory_bytes: int | None = None
+    telemetry: Telemetry | None = None
     exited: Reason | None = None
 
 
@@ -194,6 +199,7 @@ class Manifest(_Document):
     created_at: AwareDatetime
     world_size: int = Field(default=1, description="Processes whose state it holds.")
     parts: tuple[Part, ...]
+    digest: str | None = Field(default=None, description="Of all the rest, by whoever reads it back to go on from.")
 
 
 class Head(_Document):
@@ -202,6 +208,9 @@ class Head(_Document):
     fence: int = Field(default=0, ge=0)
     checkpoints: tuple[str, ...] = Field(default=(), description="Keys of manifests, newest first.")
 
+
+HEAD_READS = 3
+"""Reads of a head.json that makes no sense, before it counts as damaged."""
 
 Doc = TypeVar("Doc", bound=BaseModel)
 
@@ -350,15 +359,16 @@ class JobStore:
         self.check_fence(manifest.attempt)
         key = f"{self.checkpoint_root(manifest.step, manifest.attempt)}/manifest.json"
         self.objects.put(key, _dump(manifest))
-        dropped: list[str] = []
+        dropped: set[str] = set()
 
         def with_this_first(head: Head) -> Head:
             keys = (key, *(other for other in head.checkpoints if other != key))
-            dropped[:] = keys[keep:]
+            # Not only the last try's: where an answer was lost, the try before has changed the head already.
+            dropped.update(keys[keep:])
             return head.model_copy(update={"checkpoints": keys[:keep]})
 
         self._change_head(manifest.attempt, with_this_first)
-        for old in dropped:
+        for old in sorted(dropped):
             self._drop(old)
         return key
 
@@ -377,11 +387,20 @@ class JobStore:
         self.objects.delete([stat.key for stat in self.objects.scan(folder)])
 
     def _head(self) -> tuple[Head, str | None]:
-        try:
-            data, etag = self.objects.get_with_etag(f"{self.root}/head.json")
-        except ObjectMissing:
-            return Head(), None
-        return Head.model_validate_json(data), etag
+        key = f"{self.root}/head.json"
+        for _ in range(HEAD_READS):
+            try:
+                data, etag = self.objects.get_with_etag(key)
+                return Head.model_validate_json(data), etag
+            except ObjectMissing:
+                return Head(), None
+            except ValidationError:
+                continue  # The damage may have come about on the way.
+        raise TornHead(
+            f"{key} cannot be read: got {data[:40]!r} ({len(data)} bytes), expected the fencing number and the newest "
+            f"checkpoints. Nothing was changed. Put back an older version of it, or write one that names the manifests "
+            f"under {self.root}/checkpoints/, newest first; remove it only to start the job from nothing"
+        )
 
     def _change_head(self, attempt: int, change: Callable[[Head], Head]) -> Head:
         for _ in range(50):

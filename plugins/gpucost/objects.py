@@ -7,7 +7,10 @@ also works on a folder. Credentials come from boto3's default chain unless a ses
 from __future__ import annotations
 
 import fcntl
+import re
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +28,21 @@ class ObjectMissing(KeyError):
 
 class Conflict(RuntimeError):
     """Somebody else wrote the object first; read it again and decide anew."""
+
+
+class StoreError(OSError):
+    """The store is away, too slow, full, or refuses; one line says which."""
+
+
+class NotAllowed(StoreError, PermissionError):
+    """The store answers, and refuses these credentials."""
+
+
+REQUEST_SECONDS = 30.0
+"""Longest for one try at a request, its body included; 16 MiB need half a MiB/s."""
+RETRY_SECONDS = 15.0
+"""No new try begins later than this, so that a call takes `REQUEST_SECONDS + RETRY_SECONDS` at most. A store that
+accepts a connection and never answers uses up the first try and gets no second one."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,11 @@ class Objects:
     def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
         self._store = store
         self._folder = folder
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder, or memory: it answers at once, and its space is this machine's."""
+        return self._folder is not None or type(self._store).__name__ == "MemoryStore"
 
     @classmethod
     def in_memory(cls) -> Objects:
@@ -78,7 +101,7 @@ class Objects:
             folder.mkdir(parents=True, exist_ok=True)
             from obstore.store import LocalStore
 
-            return cls(LocalStore(folder), folder)
+            return cls(LocalStore(folder, automatic_cleanup=True), folder)
         if parts.scheme != "s3" or not parts.netloc:
             raise ValueError(f"store: got {url!r}, expected s3://bucket/prefix or file:///folder")
         return cls(_s3_store(parts.netloc, parts.path.strip("/"), endpoint, region, session))
@@ -95,17 +118,23 @@ class Objects:
         """The object's bytes and the ETag to pass to `put_if_match`."""
         import obstore
 
-        try:
-            result = obstore.get(self._store, key)
-            return bytes(result.bytes()), str(result.meta["e_tag"])
-        except FileNotFoundError as missing:
-            raise ObjectMissing(key) from missing
+        with _one_line():
+            try:
+                result = obstore.get(self._store, key)
+                data = bytes(result.bytes())
+            except FileNotFoundError as missing:
+                raise ObjectMissing(key) from missing
+            if len(data) != result.meta["size"]:
+                raise StoreError(f"{key}: {len(data)} of {result.meta['size']} bytes came")
+            return data, str(result.meta["e_tag"])
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write, replacing what was there."""
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Write in one request, replacing what was there; a reader sees all of it or nothing."""
         import obstore
 
-        obstore.put(self._store, key, data)
+        with _one_line():
+            # In parts it would take more requests, copy the bytes, and leave a hidden half when it is cut off.
+            obstore.put(self._store, key, data, use_multipart=False)
 
     def put_new(self, key: str, data: bytes) -> None:
         """Write only if there is nothing yet.
@@ -116,10 +145,11 @@ class Objects:
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        try:
-            obstore.put(self._store, key, data, mode="create", use_multipart=False)
-        except (AlreadyExistsError, PreconditionError) as taken:
-            raise Conflict(f"{key} exists already") from taken
+        with _one_line():
+            try:
+                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError) as taken:
+                raise Conflict(f"{key} exists already") from taken
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> None:
         """Replace the object only if it is still the one with `etag`.
@@ -133,10 +163,11 @@ class Objects:
         if self._folder is not None:
             self._locked_replace(key, data, etag)
             return
-        try:
-            obstore.put(self._store, key, data, mode={"e_tag": etag}, use_multipart=False)
-        except (PreconditionError, NotFoundError) as changed:
-            raise Conflict(f"{key} was changed by somebody else") from changed
+        with _one_line():
+            try:
+                obstore.put(self._store, key, data, mode={"e_tag": etag}, use_multipart=False)
+            except (PreconditionError, NotFoundError) as changed:
+                raise Conflict(f"{key} was changed by somebody else") from changed
 
     def _locked_replace(self, key: str, data: bytes, etag: str) -> None:
         # A folder has no If-Match; every writer of gpucost takes this lock, so compare and write are one.
@@ -160,19 +191,100 @@ class Objects:
         """
         import obstore
 
-        for chunk in obstore.list(self._store, prefix=prefix, offset=after):
-            for meta in chunk:
-                yield Stat(meta["path"], meta["size"], str(meta["e_tag"]), meta["last_modified"])
+        with _one_line():
+            for chunk in obstore.list(self._store, prefix=prefix, offset=after):
+                for meta in chunk:
+                    yield Stat(meta["path"], meta["size"], str(meta["e_tag"]), meta["last_modified"])
+
+    def stat(self, key: str) -> Stat:
+        """Size, ETag and time of one object.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        import obstore
+
+        with _one_line():
+            try:
+                meta = obstore.head(self._store, key)
+            except FileNotFoundError as missing:
+                raise ObjectMissing(key) from missing
+        return Stat(meta["path"], meta["size"], str(meta["e_tag"]), meta["last_modified"])
+
+    def get_range(self, key: str, start: int, end: int, etag: str) -> bytes:
+        """Bytes `start` to `end` (not included) of the object, if it is still the one with `etag`.
+
+        Raises:
+            ObjectMissing: there is none.
+            Conflict: it changed.
+        """
+        import obstore
+        from obstore.exceptions import PreconditionError
+
+        with _one_line():
+            try:
+                result = obstore.get(self._store, key, options={"range": (start, end), "if_match": etag})
+                return bytes(result.bytes())
+            except FileNotFoundError as missing:
+                raise ObjectMissing(key) from missing
+            except PreconditionError as changed:
+                raise Conflict(f"{key} was changed by somebody else") from changed
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object within the store; its bytes do not pass through this machine, unless it is a folder.
+
+        Raises:
+            ObjectMissing: there is no `source`.
+        """
+        import obstore
+
+        if self._folder is not None:
+            # obstore would make a second name for the same bytes on the disk: damaged once, damaged twice.
+            self.put(target, self.get(source))
+            return
+        with _one_line():
+            try:
+                obstore.copy(self._store, source, target)
+            except FileNotFoundError as missing:
+                raise ObjectMissing(source) from missing
 
     def delete(self, keys: list[str]) -> None:
         """Delete; a key that is not there is no error."""
         import obstore
 
         for key in keys:
-            try:
-                obstore.delete(self._store, key)
-            except FileNotFoundError:
-                continue
+            with _one_line():
+                try:
+                    obstore.delete(self._store, key)
+                except FileNotFoundError:
+                    continue
+
+    def delete_folder(self, prefix: str) -> None:
+        """Delete everything under the folder `prefix`, also what a writer that was killed has left half written."""
+        if self._folder is not None:
+            # A listing does not show the half-written files, and deleting keys would leave the empty folders.
+            shutil.rmtree(self._folder / prefix, ignore_errors=True)
+            return
+        self.delete([stat.key for stat in self.scan(prefix)])
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Raise what obstore raises as `StoreError`: it appends a page for its own developers, chained or not."""
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except (BaseError, FileNotFoundError) as error:
+        refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+        raise (NotAllowed if refused else StoreError)(_first_line(str(error))) from None
+
+
+def _first_line(text: str) -> str:
+    """The first line, and of the page that a server sends with a refusal its code."""
+    line = text.split("\n", 1)[0].split(": <?xml", 1)[0].strip()
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    return f"{line} ({code[1]})" if code else line
 
 
 def _s3_store(
@@ -184,7 +296,7 @@ def _s3_store(
     session = session or boto3.Session(region_name=region)
     client_options: ClientConfig = {
         "connect_timeout": timedelta(seconds=5),
-        "timeout": timedelta(seconds=120),
+        "timeout": timedelta(seconds=REQUEST_SECONDS),
         "allow_http": bool(endpoint and endpoint.startswith("http://")),
     }
     config: S3Config = {"region": region or session.region_name or "us-east-1", "conditional_put": "etag"}
@@ -195,7 +307,16 @@ def _s3_store(
         prefix=prefix or None,
         config=config,
         client_options=client_options,
-        retry_config={"max_retries": 8, "retry_timeout": timedelta(seconds=90)},
+        retry_config={
+            # As many as fit: eight would be used up within two seconds of refused connections.
+            "max_retries": 100,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            "backoff": {
+                "init_backoff": timedelta(seconds=0.1),
+                "max_backoff": timedelta(seconds=2),
+                "base": 2,
+            },
+        },
         credential_provider=_credentials(session),
     )
 

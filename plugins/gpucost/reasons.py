@@ -32,6 +32,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
     HUNG = "hung"
+    CHECKPOINTS_TORN = "checkpoints_torn"
     STORE_UNREACHABLE = "store_unreachable"
     DEADLINE_IMPOSSIBLE = "deadline_impossible"
     BUDGET_EXHAUSTED = "budget_exhausted"
@@ -111,6 +112,12 @@ RULES: dict[Reason, Rule] = {
         Then.RETRY,
         alert=True,
         advice="read the stacks at the end of the program's log; raise `hang` in the job if a step may take that long",
+    ),
+    Reason.CHECKPOINTS_TORN: Rule(
+        Then.FAIL,
+        alert=True,
+        advice="bring back the objects that the message names, from versions or a backup of the bucket; or start anew "
+        "as a job of another name: what was trained so far is then given up",
     ),
     Reason.STORE_UNREACHABLE: Rule(Then.RETRY, alert=True, advice="check the object store's address and credentials"),
     Reason.DEADLINE_IMPOSSIBLE: Rule(Then.FAIL, advice="move the deadline to the finish that the message names"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import GenericError
 
-from gpucost.objects import Conflict, ObjectMissing, Objects
+from gpucost.objects import Conflict, ObjectMissing, Objects, StoreError
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -126,6 +128,65 @@ def test_of_many_who_are_first_one_is(objects: Objects) -> None:
 def test_another_address_is_refused_with_what_was_expected(url: str) -> None:
     with pytest.raises(ValueError, match=r"store: got .* expected s3://bucket/prefix or file:///folder"):
         Objects.open(url)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_bytes_can_be_put(objects: Objects, kind: Callable[[bytes], bytes]) -> None:
+    objects.put("k", kind(b"some bytes"))
+    assert objects.get("k") == b"some bytes"
+
+
+def test_more_than_a_part_of_an_upload_is_one_object(objects: Objects) -> None:
+    data = bytes(range(256)) * 4096 * 20
+    objects.put("k", data)
+    assert objects.get("k") == data
+    assert [stat.size for stat in objects.scan("")] == [len(data)]
+
+
+def test_a_deleted_folder_is_gone_and_its_neighbours_are_not(objects: Objects) -> None:
+    for key in ("a/1", "a/b/2", "ab/3"):
+        objects.put(key, b"")
+    objects.delete_folder("a")
+    objects.delete_folder("none")
+    assert [stat.key for stat in objects.scan("")] == ["ab/3"]
+
+
+def test_what_a_killed_writer_left_goes_with_its_folder(tmp_path: Path) -> None:
+    objects = Objects.open(tmp_path.as_uri())
+    objects.put("a/1", b"whole")
+    (tmp_path / "a" / "2#1").write_bytes(b"ha")  # As obstore names what it has not finished.
+    objects.delete_folder("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_store_is_one_line_with_its_cause(tmp_path: Path) -> None:
+    objects = Objects.open(tmp_path.as_uri())
+    objects.put("file", b"")
+    for call in (lambda: objects.put("file/key", b""), lambda: objects.put_new("file/key", b"")):
+        with pytest.raises(StoreError, match=r"Not a directory|File exists") as told:
+            call()
+        assert "\n" not in str(told.value)
+        assert "Debug source" not in "".join(traceback.format_exception(told.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Generic S3 error: refused\n\nDebug source:\nGeneric {", "Generic S3 error: refused"),
+        (
+            'Error: 403 Forbidden: <?xml version="1.0"?>\n<Error><Code>InvalidAccessKeyId</Code></Error>',
+            "Error: 403 Forbidden (InvalidAccessKeyId)",
+        ),
+    ],
+)
+def test_of_a_page_the_line_that_says_it_is_left(text: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise GenericError(text)
+
+    monkeypatch.setattr("obstore.put", broken)
+    with pytest.raises(StoreError) as told:
+        Objects.in_memory().put("k", b"")
+    assert str(told.value) == line
 
 
 def race(runners: list[Callable[[], None]]) -> None:

@@ -33,8 +33,8 @@ class SpotTrainingOperator(BaseOperator):
     again. Failures of the program use Airflow's `retries`, and go on from the newest checkpoint.
 
     Args:
-        job: fields of `gpucost.job.TrainingJob`; templated. `code` may be relative to the include folder.
-            Instead of `deadline`, give `deadline_hours`.
+        job: fields of `gpucost.job.TrainingJob`; templated. `code` may be relative to the include folder, `recipe` the
+            name of a YAML file below it. Instead of `deadline`, give `deadline_hours`.
         deadline_hours: hours from the DAG run's `run_after` to the deadline; templated.
         policy: name or dotted path of the placement policy.
         db_conn_id, aws_conn_id, store_conn_id, mlflow_conn_id: see `gpucost.hooks.gpucost.GpuCostHook`.
@@ -198,17 +198,26 @@ class SpotTrainingOperator(BaseOperator):
         map_index = ti.map_index if ti.map_index is not None else -1
         return JobId(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=map_index)
 
+    def _recipe(self, given: Any) -> Any:
+        """A recipe by the name of its file; a form that is left empty asks for none."""
+        from gpucost.recipe_file import load_recipe
+
+        if given is None or given == "":
+            return {}
+        return load_recipe(given, settings.include_folder()) if isinstance(given, str) else given
+
     def _wanted(self, context: Context, services: Services) -> TrainingJob:
         """The job from the templated arguments; its deadline counts from the run's `run_after`.
 
         Raises:
             AirflowFailException: a field is wrong; the message names each.
+            ValueError: the recipe's file is.
         """
         from pydantic import ValidationError
 
         from gpucost.job import TrainingJob
 
-        fields = dict(self.job)
+        fields = {**self.job, "recipe": self._recipe(self.job.get("recipe"))}
         if self.deadline_hours not in (None, ""):
             if "deadline" in fields:
                 raise AirflowFailException("deadline and deadline_hours are both given; give one of them")
@@ -222,10 +231,16 @@ class SpotTrainingOperator(BaseOperator):
         try:
             return TrainingJob.model_validate(fields)
         except ValidationError as wrong:
-            details = "; ".join(
-                f"{'.'.join(map(str, e['loc']))}: got {e.get('input')!r}, {e['msg']}" for e in wrong.errors()
-            )
+            details = "; ".join(_fault(one) for one in wrong.errors())
             raise AirflowFailException(f"The job is not valid, nothing was bought: {details}") from wrong
+
+
+def _fault(error: Any) -> str:
+    """A wrong field, its value and what was expected."""
+    where, words = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    # Our own messages tell the value, or why it does not matter.
+    ours = "got " in words or error["type"] == "recipe"
+    return f"{where}: {words}" if ours else f"{where}: got {error.get('input')!r}, {words}"
 
 
 @contextmanager

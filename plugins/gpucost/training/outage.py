@@ -6,26 +6,24 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpucost.objects import Conflict
+from gpucost.objects import Conflict, StoreError
 
 PATIENCE_SECONDS = 60.0
-"""Real seconds for which the start of an attempt waits for the store. Below them lie obstore's own retries, which
-give up on a refused connection after about two seconds."""
+"""Real seconds for which the start of an attempt waits for the store. Below them lie the retries within one call, see
+`gpucost.objects`."""
 PAUSE_SECONDS = 2.0
 
 Answer = TypeVar("Answer")
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """What a call to the object store raises when the store is away, slow or refuses."""
-    from obstore.exceptions import BaseError
-
-    return (BaseError, OSError, Conflict)
+    """What a call to the object store raises when the store is away, slow, full or refuses."""
+    return (StoreError, OSError, Conflict)
 
 
-def brief(error: Exception) -> str:
-    """The error in one line; obstore appends a page for its own developers."""
-    return str(error).split("\n", 1)[0] or type(error).__name__
+def brief(error: BaseException) -> str:
+    """The error in one line; libraries append a page for their own developers."""
+    return str(error).strip().split("\n", 1)[0].strip() or type(error).__name__
 
 
 def patiently(

@@ -10,10 +10,7 @@ import functools
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any, Protocol
 
 TIMEOUT = timedelta(minutes=30)
 """How long one process waits for another; as long as the slowest save may take."""
@@ -38,25 +35,9 @@ class Ranks(Protocol):
         """What rank 0 passed, on every process."""
         ...
 
-    def highest(self, number: int) -> Answer:
-        """Ask for the highest of everybody's numbers, without waiting for the answer."""
+    def highest(self, number: int) -> int:
+        """The highest of everybody's numbers."""
         ...
-
-
-class Answer(Protocol):
-    """An agreement that is under way."""
-
-    def wait(self) -> int:
-        """The agreed number."""
-        ...
-
-
-class _Known:
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def wait(self) -> int:
-        return self._number
 
 
 class Alone:
@@ -73,9 +54,9 @@ class Alone:
         """Its own."""
         return value
 
-    def highest(self, number: int) -> Answer:
+    def highest(self, number: int) -> int:
         """Its own."""
-        return _Known(number)
+        return number
 
 
 class Group:
@@ -107,24 +88,14 @@ class Group:
         dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
-    def highest(self, number: int) -> Answer:
-        """Ask for the highest of everybody's numbers, without waiting for the answer."""
+    def highest(self, number: int) -> int:
+        """The highest of everybody's numbers."""
         import torch
         import torch.distributed as dist
 
         tensor = torch.tensor([number], dtype=torch.int64)
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-        return _Asked(tensor, work)
-
-
-class _Asked:
-    def __init__(self, tensor: torch.Tensor, work: Any) -> None:
-        self._tensor = tensor
-        self._work = work
-
-    def wait(self) -> int:
-        self._work.wait()
-        return int(self._tensor.item())
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return int(tensor.item())
 
 
 def world_size(environ: Mapping[str, str] | None = None) -> int:

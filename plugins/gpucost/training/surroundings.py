@@ -13,9 +13,14 @@ from functools import cached_property
 from pathlib import Path
 
 from gpucost.clock import SpecClock
+from gpucost.fitness import refusal
+from gpucost.gpus import kind_of
 from gpucost.job import CheckpointPlan
 from gpucost.jobstore import JobSpec, JobStore
 from gpucost.objects import Objects
+from gpucost.recipe import Options
+from gpucost.training.checkpoints.agreement import by_first
+from gpucost.training.ranks import Ranks
 from gpucost.training.workdir import Workdir
 
 
@@ -50,6 +55,21 @@ class Surroundings:
         """The job's seed; 0 outside gpucost."""
         return self.spec.seed if self.spec else 0
 
+    @cached_property
+    def options(self) -> Options:
+        """The job's recipe, for the GPU of this process.
+
+        Raises:
+            ValueError: this GPU cannot do what it asks for.
+        """
+        if self.spec is None:
+            return Options()
+        kind, memory_gib, capability = _gpu()
+        options = self.spec.recipe.for_gpu(kind, memory_gib)
+        if why := refusal(options, kind, capability):
+            raise ValueError(f"recipe: {why}")
+        return options
+
     @property
     def clock(self) -> SpecClock:
         """The job's clock; the system's outside gpucost."""
@@ -60,11 +80,12 @@ class Surroundings:
         """How often to save."""
         return self.spec.checkpoint if self.spec else CheckpointPlan()
 
-    def open_store(self, folder: Path | None) -> tuple[JobStore, int] | None:
+    def open_store(self, folder: Path | None, ranks: Ranks) -> tuple[JobStore, int] | None:
         """The place for checkpoints and this run's fencing number.
 
         Args:
             folder: where checkpoints go outside gpucost; None: nowhere.
+            ranks: the processes of this training; outside gpucost, rank 0 claims the folder for all.
         """
         if self.workdir:
             store = JobStore(open_objects(self.environ), self.environ["GPUCOST_JOB"])
@@ -72,9 +93,24 @@ class Surroundings:
         if folder is None:
             return None
         store = JobStore(Objects.open(folder.absolute().as_uri()), "local")
-        attempt = store.head().fence + 1
-        store.claim(attempt)
-        return store, attempt
+        return store, by_first(ranks, lambda: _claimed(store))
+
+
+def _claimed(store: JobStore) -> int:
+    attempt = store.head().fence + 1
+    store.claim(attempt)
+    return attempt
+
+
+def _gpu() -> tuple[str | None, float | None, tuple[int, int] | None]:
+    """Kind, memory in GiB and compute capability of this process's GPU; None: there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None, None, None
+    name = torch.cuda.get_device_name()
+    memory: int = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return kind_of(name) or name, memory / 2**30, torch.cuda.get_device_capability()
 
 
 def open_objects(environ: Mapping[str, str]) -> Objects:

@@ -5,6 +5,7 @@
     progress.json   program -> agent   how far it is (a rehearsal cloud watches it, too)
     metrics.jsonl   program -> agent   one `MetricPoint` a line, appended
     result.json     program -> agent   its last word
+    failure.json    launcher -> agent  which process of several failed first, and how
     program.log     program -> agent   what it wrote to stdout and stderr
     code/           the program's folder
     data/<name>     the job's data, as files
@@ -30,6 +31,10 @@ EXIT_STOPPED = 75
 """The program saved and stopped because it was asked to (EX_TEMPFAIL: start it again to go on)."""
 EXIT_FENCED = 76
 """A newer attempt owns the job; the program stopped without saving."""
+EXIT_TORN = 65
+"""The job has checkpoints, and none of them is whole (EX_DATAERR)."""
+EXIT_REFUSED = 78
+"""The recipe cannot be done by this model or GPU (EX_CONFIG)."""
 
 
 class _File(BaseModel):
@@ -58,7 +63,9 @@ class Request(_File):
     sequence: int = Field(ge=1)
     command: Literal[Command.SAVE, Command.SAVE_AND_STOP]
     why: str = ""
-    gone_by: AwareDatetime | None = Field(default=None, description="Real time by which the program must have ended.")
+    gone_by: AwareDatetime | None = Field(
+        default=None, description="Real time at which the program is ended if it has not ended by then; None: never."
+    )
 
 
 class Result(_File):
@@ -69,6 +76,16 @@ class Result(_File):
     saved_step: int | None = None
     results: dict[str, float] = {}
     weights_digest: str | None = None
+    note: str = Field(default="", description="For a person, e.g. why nothing was saved; told in the exit record.")
+
+
+class Failure(_File):
+    """How one of several processes of a training failed."""
+
+    rank: int = Field(ge=0)
+    exit_code: int | None = Field(default=None, description="Minus the signal's number when a signal ended it.")
+    at: float = Field(description="Real time, seconds since 1970.")
+    traceback: str = ""
 
 
 Content = TypeVar("Content", bound=BaseModel)
@@ -93,12 +110,19 @@ class Workdir:
         self._request = path / "request.json"
         self._progress = path / "progress.json"
         self._result = path / "result.json"
+        self._failure = path / "failure.json"
 
     def clear(self) -> None:
         """Remove what an earlier attempt left, so that its words are not taken for this one's."""
-        for file in (self.log, self.metrics, self._job, self._request, self._progress, self._result):
+        self.begin_again()
+        for file in (self.log, self.metrics, self._job, self._progress):
             file.unlink(missing_ok=True)
         shutil.rmtree(self.code, ignore_errors=True)
+
+    def begin_again(self) -> None:
+        """Remove what was asked of a program that has ended, and its last words, before it is started again."""
+        for file in (self._request, self._result, self._failure, *self.path.glob("failure-*.json")):
+            file.unlink(missing_ok=True)
 
     def write_job(self, spec: JobSpec) -> None:
         """Hand the specification to the program."""
@@ -145,6 +169,23 @@ class Workdir:
     def result(self) -> Result | None:
         """The program's last word, or None."""
         return _load(Result, self._result)
+
+    def write_rank_failure(self, failure: Failure) -> None:
+        """Leave word of how one of several processes failed, for the launcher."""
+        _replace(self.path / f"failure-{failure.rank}.json", failure)
+
+    def rank_failures(self) -> list[Failure]:
+        """What failing processes have left."""
+        found = (_load(Failure, path) for path in sorted(self.path.glob("failure-*.json")))
+        return [failure for failure in found if failure is not None]
+
+    def write_failure(self, failure: Failure) -> None:
+        """Leave word of the failure that the others followed from, for the agent."""
+        _replace(self._failure, failure)
+
+    def failure(self) -> Failure | None:
+        """The failure that the others followed from; None when there was none, or one process only."""
+        return _load(Failure, self._failure)
 
 
 def _replace(path: Path, content: BaseModel) -> None:

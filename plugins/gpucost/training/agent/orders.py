@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -45,4 +46,17 @@ class Extend:
     expires_at: datetime
 
 
-Order = Save | Stop | Kill | Extend
+@dataclass(frozen=True)
+class Reconfigure:
+    """Save, end, and start the program again here with another recipe.
+
+    Args:
+        options: of the recipe, that replace the job's.
+        why: for a person.
+    """
+
+    options: Mapping[str, object]
+    why: str
+
+
+Order = Save | Stop | Kill | Extend | Reconfigure

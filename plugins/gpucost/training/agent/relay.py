@@ -6,6 +6,9 @@ as it likes while memory stays bounded by one piece.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +17,20 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from gpucost.clock import Clock
-from gpucost.jobstore import Heartbeat, JobStore, Live, MetricPoint, Phase
+from gpucost.jobstore import Heartbeat, JobStore, Live, MetricPoint, Phase, Telemetry
 from gpucost.reasons import Reason
 from gpucost.training.agent.identity import Identity
 from gpucost.training.agent.say import say
-from gpucost.training.workdir import Progress, Result, Workdir
+from gpucost.training.workdir import Failure, Progress, Result, Workdir
 
 CHUNK_BYTES = 256 * 1024
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 LOG_TAIL_BYTES = 64 * 1024
+LOG_KEPT_BYTES = 1024 * 1024
+"""Of a log beyond its limit, so much of the end stays on the disk; more than is ever sent or shown of it."""
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
 
-Word = TypeVar("Word", Progress, Result)
+Word = TypeVar("Word", Progress, Result, Failure)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,11 @@ class Tail:
             self._index += 1
             self._pending = None
 
+    @property
+    def pending(self) -> Chunk | None:
+        """The piece that waits for its confirmation."""
+        return self._pending
+
     def skip_to(self, offset: int, note: str) -> None:
         """Leave out what lies before `offset`; `note` is sent in its place, as a piece of its own."""
         self._pending = Chunk(self._index, self.offset, offset, note.encode())
@@ -100,6 +111,7 @@ class Relay:
         identity: this node.
         clock: the job's clock.
         log_limit: bytes of log sent while the program runs; at its end, the last 64 KiB follow.
+        sample: what the machine does; None: nobody asks.
     """
 
     def __init__(
@@ -110,6 +122,7 @@ class Relay:
         identity: Identity,
         clock: Clock,
         log_limit: int = LOG_LIMIT_BYTES,
+        sample: Callable[[], Telemetry] | None = None,
     ) -> None:
         self._store = store
         self._live = live
@@ -117,7 +130,11 @@ class Relay:
         self._identity = identity
         self._clock = clock
         self._log_limit = log_limit
+        self._sample = sample
+        self._sample_failed = False
         self._log = Tail(workdir.log)
+        self._metrics_trimmed = 0
+        self._log_full = False
         self._log_cut = False
         self._metrics = Tail(workdir.metrics)
         self._sequence = 0
@@ -133,6 +150,10 @@ class Relay:
         """The program's last word; None, and said once, when what it wrote cannot be read."""
         return self._read("result", self._workdir.result)
 
+    def failure(self) -> Failure | None:
+        """Of several processes, the failure that the others followed from."""
+        return self._read("failure", self._workdir.failure)
+
     def beat(self, exited: Reason | None = None) -> None:
         """Write a heartbeat with the program's progress."""
         progress = self.progress()
@@ -147,6 +168,7 @@ class Relay:
                 at=self._clock.now(),
                 phase=phase,
                 exited=exited,
+                telemetry=self._telemetry(),
                 **said,
             )
         )
@@ -175,18 +197,57 @@ class Relay:
             self._unreadable.add(name)
             return None
 
+    def _telemetry(self) -> Telemetry | None:
+        if self._sample is None:
+            return None
+        try:
+            return self._sample()
+        except Exception:  # noqa: BLE001
+            # A driver may answer with anything; a node that is taken for dead over it would be a poor trade.
+            if not self._sample_failed:
+                say(f"telemetry is left out where it fails: {traceback.format_exc().strip()}")
+            self._sample_failed = True
+            return None
+
+    def trim(self) -> None:
+        """Give back the disk that a log beyond its limit takes, but for its end, and that of metrics which are sent.
+
+        What is cut away becomes a hole: offsets stay, and whatever the program is writing goes on at the end.
+
+        Raises:
+            OSError: the file system has no holes.
+        """
+        start = self._log_limit + CHUNK_BYTES
+        length = _size(self._workdir.log) - LOG_KEPT_BYTES - start
+        if length > 0:
+            punch_hole(self._workdir.log, start, length)
+        if (sent := self._metrics.offset - self._metrics_trimmed) > LOG_KEPT_BYTES:
+            punch_hole(self._workdir.metrics, self._metrics_trimmed, sent)
+            self._metrics_trimmed += sent
+
     def _next_log(self, final: bool) -> Chunk | None:
-        if self._log.offset < self._log_limit or self._log_cut:
+        if self._log.pending or self._log_cut or self._log.offset < self._log_limit:
             return self._log.next(final=final)
+        if not self._log_full:
+            self._log_full = True
+            self._log.skip_to(self._log.offset, "\n[gpucost: the log is long; of what follows, the end is sent]\n")
+            return self._log.next()
         if not final:
             return None
         self._log_cut = True
-        end = self._workdir.log.stat().st_size
-        resume = max(self._log.offset, end - LOG_TAIL_BYTES)
+        resume = self._resume()
         if resume > self._log.offset:
             left_out = resume - self._log.offset
             self._log.skip_to(resume, f"\n[gpucost: {left_out} bytes of log left out here; the end follows]\n")
         return self._log.next(final=True)
+
+    def _resume(self) -> int:
+        # At the beginning of a line.
+        start = max(self._log.offset, _size(self._workdir.log) - LOG_TAIL_BYTES)
+        if start == self._log.offset:
+            return start
+        tail = read_range(self._workdir.log, start, LOG_TAIL_BYTES)
+        return start + tail.find(b"\n") + 1
 
 
 def read_metrics(data: bytes) -> tuple[list[MetricPoint], int]:
@@ -214,8 +275,25 @@ def read_range(path: Path, offset: int, size: int) -> bytes:
 
 def read_end(path: Path, size: int) -> str:
     """The last `size` bytes of a file as text; nothing when there is no file."""
+    return read_range(path, max(0, _size(path) - size), size).decode(errors="replace")
+
+
+def punch_hole(path: Path, start: int, length: int) -> None:
+    """Give back the disk under bytes `start` to `start + length` of a file; they read as zeros. See fallocate(2).
+
+    Raises:
+        OSError: the file system cannot.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    with path.open("rb+") as file:
+        if libc.fallocate(file.fileno(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, start, length) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+
+
+def _size(path: Path) -> int:
     try:
-        length = path.stat().st_size
+        return path.stat().st_size
     except FileNotFoundError:
-        return ""
-    return read_range(path, max(0, length - size), size).decode(errors="replace")
+        return 0

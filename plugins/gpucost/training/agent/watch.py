@@ -18,7 +18,7 @@ from gpucost.clock import SpecClock
 from gpucost.jobstore import Command, Control, FencedOut, JobStore
 from gpucost.reasons import Reason
 from gpucost.training.agent.notices import Action, Notices
-from gpucost.training.agent.orders import Extend, Kill, Order, Save, Stop
+from gpucost.training.agent.orders import Extend, Kill, Order, Reconfigure, Save, Stop
 from gpucost.training.agent.say import say
 from gpucost.training.outage import brief
 
@@ -41,13 +41,19 @@ class Repeat(threading.Thread):
         self._function = function
         self._errors = errors
         self._end = threading.Event()
+        self._wake = threading.Event()
         self._failing: type[Exception] | None = None
 
     def run(self) -> None:
         """Thread's work; use `start` and `end`."""
         while not self._end.is_set():
+            self._wake.clear()
             self.once()
-            self._end.wait(self._seconds)
+            self._wake.wait(self._seconds)
+
+    def soon(self) -> None:
+        """Do not wait for the next call's time."""
+        self._wake.set()
 
     def once(self) -> None:
         """One call."""
@@ -67,6 +73,7 @@ class Repeat(threading.Thread):
     def end(self, timeout: float) -> bool:
         """Tell it to end and wait; whether it ended in time."""
         self._end.set()
+        self._wake.set()
         self.join(timeout)
         return not self.is_alive()
 
@@ -123,7 +130,7 @@ class ControlWatch:
         elif control.command is Command.SAVE_AND_STOP:
             self._put(Stop(Reason.STOPPED, why))
         elif control.command is Command.RECONFIGURE:
-            say(f"control {control.sequence} asks to reconfigure, which this version cannot do; going on as before")
+            self._put(Reconfigure(control.recipe, why))
 
 
 class NoticeWatch:

@@ -16,42 +16,27 @@ Outside gpucost the same program keeps its checkpoints in `./checkpoints`.
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gpucost.jobstore import Command, FencedOut, Phase
-from gpucost.training.checkpoints.engine import Checkpoints, Stateful, weights_digest
-from gpucost.training.outage import brief, patiently, store_errors
-from gpucost.training.program import sampler
-from gpucost.training.program.reporting import Reporter, say
+from gpucost.jobstore import Phase
+from gpucost.training.checkpoints.engine import Stateful
+from gpucost.training.program import applying, processes, sampler
+from gpucost.training.program.boundary import Boundary, Plan, Wish
+from gpucost.training.program.keeping import Keeper
+from gpucost.training.program.processes import bare
+from gpucost.training.program.randomness import seed_everything
+from gpucost.training.program.reporting import Reporter
 from gpucost.training.program.state import RunState
+from gpucost.training.program.stepping import Stepping
+from gpucost.training.ranks import Ranks, ranks
 from gpucost.training.surroundings import Surroundings
-from gpucost.training.workdir import EXIT_FENCED, EXIT_STOPPED, EXIT_STORE, Request, Result
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-LAST_SAVE_TRIES = 3
-"""Tries at the last save; each waits for the store by itself. The agent ends the program when time is up."""
-
-
-class Stopped(SystemExit):
-    """The run saved and stops because it was asked to. Leaves quietly, running `finally` blocks."""
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_STOPPED)
-
-
-class Fenced(SystemExit):
-    """A newer attempt owns the job; this one stops without saving."""
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_FENCED)
 
 
 def checkpointed(
@@ -84,20 +69,48 @@ def checkpointed(
         folder: where checkpoints go outside gpucost; None: nowhere.
     """
     around = Surroundings.find()
-    things: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
-    things |= {name: thing for name, thing in (("scheduler", scheduler), ("scaler", scaler)) if thing is not None}
+    if ranks().size > 1 and bare(model) is model:
+        raise ValueError(
+            f"checkpointed: {ranks().size} processes train, but the model is not replicated, so each would train its "
+            "own; call model = replicated(model) before the optimizer is made"
+        )
+    with processes.refused_recipe_ends():
+        options = around.options
+        applying.apply(options, model)
+        stepping = Stepping(model, optimizer, scheduler, options)
+        if scaler is not None and ((options.accumulate or 1) > 1 or stepping.scaler is not None):
+            raise ValueError(
+                "recipe: accumulate and fp16 cannot be applied to a program with a scaler of its own; "
+                "take it out, and call run.backward(loss) in place of scaler.scale(loss).backward()"
+            )
+    optional = {"scheduler": scheduler, "scaler": scaler or stepping.scaler}
+    things: dict[str, Stateful] = {"model": bare(model), "optimizer": optimizer}
+    things |= {name: thing for name, thing in optional.items() if thing is not None}
     things |= {f"extra.{name}": thing for name, thing in (extra or {}).items()}
     return Run(
-        things,
+        RunState(things, stepping),
         around,
         model=model,
         epochs=epochs,
         seed=around.seed if seed is None else seed,
         steps_per_epoch=steps_per_epoch,
-        every_steps=every_steps or around.plan.every_steps,
+        every_steps=options.checkpoint_every_steps or every_steps or around.plan.every_steps,
         log_every=log_every,
         folder=None if folder is None else Path(folder),
     )
+
+
+def steps_per_epoch(samples: int, batch_size: int, *, drop_last: bool = False) -> int:
+    """Optimizer steps in an epoch of `run.batches`, for a schedule: a recipe may change the batch.
+
+    Args:
+        samples: in the epoch.
+        batch_size: as passed to `run.batches`.
+        drop_last: as passed to `run.batches`.
+    """
+    batch = Surroundings.find().options.batch or batch_size
+    whole, rest = divmod(samples, batch)
+    return whole + (not drop_last and rest >= ranks().size)
 
 
 class Run:
@@ -105,7 +118,7 @@ class Run:
 
     def __init__(
         self,
-        things: Mapping[str, Stateful],
+        state: RunState,
         around: Surroundings,
         *,
         model: torch.nn.Module,
@@ -116,19 +129,21 @@ class Run:
         log_every: int,
         folder: Path | None,
     ) -> None:
-        self._state = RunState(things)
+        self._state = state
         self._model = model
         self._around = around
         self._epochs = epochs
         self._seed = seed
         self._steps_per_epoch = steps_per_epoch
-        self._every_steps = every_steps
         self._log_every = log_every
-        self._folder = folder
-        self._reporter = Reporter(around.workdir, around.clock)
-        self._checkpoints: Checkpoints | None = None
-        self._sigterm = threading.Event()
-        self._old_handler: Any = None
+        self._ranks: Ranks = ranks()
+        self._reporter = Reporter(around.workdir, around.clock, silent=self._ranks.rank > 0)
+        self._boundary = Boundary(self._reporter, self._ranks)
+        options = around.options
+        self._plan = Plan(
+            every_steps, options.checkpoint_min_seconds or 0.0, options.checkpoint_max_seconds, self._ranks
+        )
+        self._keeper = Keeper(state, around, self._ranks, self._reporter, self._boundary, self._plan, folder)
         self._learn_total()
 
     @property
@@ -148,12 +163,11 @@ class Run:
 
     def __enter__(self) -> Self:
         """Restore the newest checkpoint, if there is one."""
-        if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._boundary.listen()
         try:
             self._begin()
         except BaseException:
-            self._give_back_sigterm()
+            self._boundary.give_back()
             raise
         return self
 
@@ -161,10 +175,10 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give SIGTERM back to whoever had it."""
-        self._give_back_sigterm()
+        self._boundary.give_back()
         self._reporter.progress(Phase.ENDED, self.steps, self.epoch)
         if kind is None and not self._state.finished:
-            say("the loop ended without run.finish(...), which says that the training is complete")
+            self._reporter.say("the loop ended without run.finish(...), which says that the training is complete")
 
     def epochs(self) -> Iterator[int]:
         """The epochs that are left, the present one first."""
@@ -177,28 +191,51 @@ class Run:
     def batches(
         self, data: Any, batch_size: int, *, shuffle: bool = True, drop_last: bool = False, **loader: Any
     ) -> Iterator[Any]:
-        """The batches that are left of the present epoch.
+        """The batches that are left of the present epoch; where a recipe or several processes cut them, the parts.
 
         Args:
             data: a number of samples, for batches of indices (int64 tensors); or a dataset with a length, for
                 batches from torch's DataLoader. A dataset's `set_epoch(epoch)` is called if it has one.
-            batch_size: samples per batch.
+            batch_size: samples per optimizer step, over all processes and micro-steps.
             shuffle: in an order that is a function of (seed, epoch); else as they lie.
             drop_last: leave out a smaller last batch.
             loader: further arguments for DataLoader, such as num_workers and collate_fn.
         """
-        size = data if isinstance(data, int) else len(data)
+        options = self._around.options
         planned = sampler.batches(
-            size, batch_size, seed=self._seed, epoch=self.epoch, shuffle=shuffle, drop_last=drop_last
+            data if isinstance(data, int) else len(data),
+            options.batch or batch_size,
+            seed=self._seed,
+            epoch=self.epoch,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        shares = sampler.shares(
+            planned, accumulate=options.accumulate or 1, rank=self._ranks.rank, world_size=self._ranks.size
         )
         if self._steps_per_epoch is None:
-            self._steps_per_epoch = len(planned)
+            self._steps_per_epoch = sum(share.last for share in shares)
             self._learn_total()
-        iterator = sampler.load(data, planned[self._state.batch :], seed=self._seed, epoch=self.epoch, **loader)
+        if options.workers is not None and not isinstance(data, int):
+            loader["num_workers"] = options.workers
+        left = shares[self._state.batch :]
+        iterator = sampler.load(data, [one.indices for one in left], seed=self._seed, epoch=self.epoch, **loader)
         self._state.take_random()
-        for batch in iterator:
+        for share, batch in zip(left, iterator, strict=True):
             self._state.batch += 1
-            yield batch
+            with self._state.stepping.hand_out(share):
+                yield batch
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """`loss.backward()`, made right for parts of unequal size and for fp16.
+
+        A loop with `loss.backward()` works, too: parts of a batch then count alike, whatever their size, and fp16 is
+        refused.
+
+        Args:
+            loss: the mean over this batch's samples.
+        """
+        self._state.stepping.backward(loss)
 
     def rng(self, stream: str = "", index: int | None = None) -> np.random.Generator:
         """Random numbers of the present epoch (of one sample, with `index`): the same after a resumption.
@@ -210,24 +247,24 @@ class Run:
         return sampler.generator(self._seed, self.epoch, stream=stream, index=index)
 
     def step(self, **metrics: Any) -> None:
-        """One optimizer step is done; call it last in the step.
+        """One optimizer step is done, or one of the micro-steps that make it; call it last in the step.
 
         Counts, logs every `log_every` steps, saves when due, and does what the agent asks.
 
         Args:
             metrics: numbers or one-element tensors, e.g. loss; `loss` also shows as the run's present loss.
         """
-        self._state.step += 1
-        if self.steps % self._log_every == 0 and metrics:
+        complete = self._state.stepping.at_boundary
+        self._state.step += complete
+        if complete and self.steps % self._log_every == 0 and metrics:
             self.log(**metrics)
-        request = self._reporter.asked()
-        stop = self._is_stop(request)
-        if self._reporter.due() or request or stop:
+        wish = self._boundary.agree(complete and self._plan.due(self.steps), may_save=complete)
+        if wish or self._reporter.due():
             loss = _numbers({"loss": metrics["loss"]})["loss"] if "loss" in metrics else None
             self._reporter.progress(Phase.TRAINING, self.steps, self.epoch, loss)
-        if stop:
-            self._leave_stopped()
-        if self.steps % self._every_steps == 0 or request:
+        if wish is Wish.STOP:
+            self._keeper.stop()
+        if wish is Wish.SAVE:
             self.save()
 
     def log(self, **metrics: Any) -> None:
@@ -237,25 +274,10 @@ class Run:
     def save(self) -> bool:
         """Save now, unless this step is saved already; whether the step is saved.
 
-        Call it at a step boundary only. When the object store is away, training goes on and a warning says so.
+        Call it at a step boundary only, and on all processes. When the object store is away, training goes on and a
+        warning says so.
         """
-        if self._checkpoints is None:
-            return False
-        if self._reporter.saved_step == self.steps:
-            return True
-        self._reporter.progress(Phase.SAVING, self.steps, self.epoch)
-        try:
-            self._checkpoints.save(self._state.capture(), step=self.steps, epoch=self.epoch)
-        except store_errors() as away:
-            say(f"step {self.steps} could not be saved; training goes on: {brief(away)}")
-            return False
-        except FencedOut as fenced:
-            self._leave_fenced(fenced)
-        else:
-            self._reporter.saved_step = self.steps
-        finally:
-            self._reporter.progress(Phase.TRAINING, self.steps, self.epoch)
-        return True
+        return self._keeper.save()
 
     def finish(self, results: Mapping[str, Any] | None = None) -> None:
         """The training is complete: save, and leave the results.
@@ -263,83 +285,22 @@ class Run:
         Args:
             results: final metrics, e.g. accuracy on held-out data.
         """
-        self._state.finished = True
-        if not self._last_save():
-            say("the finished model could not be saved: the object store is away")
-            raise SystemExit(EXIT_STORE)
-        self._result("finished", _numbers(results or {}), weights_digest(self._model))
+        self._keeper.finish(self._model, _numbers(results or {}))
 
     def _begin(self) -> None:
         self._reporter.progress(Phase.RESTORING, 0, 0)
-        try:
-            patiently(self._restore, say)
-        except store_errors() as away:
-            say(f"the object store cannot be reached, so the run cannot go on from its checkpoint: {brief(away)}")
-            raise SystemExit(EXIT_STORE) from away
-        except FencedOut as fenced:
-            self._leave_fenced(fenced)
+        if self._ranks.rank > 0:
+            # Every process draws its own numbers; rank 0 those that it would draw if it were alone.
+            seed_everything((self._seed + self._ranks.rank) % 2**32)
+        self._keeper.restore()
         self._reporter.progress(Phase.TRAINING, self.steps, self.epoch)
         # A mere save that is asked for by now has nothing to save.
-        if self._is_stop(self._reporter.asked()):
-            self._leave_stopped()
-
-    def _restore(self) -> None:
-        opened = self._around.open_store(self._folder)
-        self._reporter.resumed_step = 0
-        if opened is None:
-            return
-        store, attempt = opened
-        store.check_fence(attempt)
-        self._checkpoints = Checkpoints(store, attempt, self._around.clock, keep=self._around.plan.keep, warn=say)
-        found = self._checkpoints.restore()
-        self._checkpoints.sweep()
-        if found is None:
-            return
-        manifest, state = found
-        self._state.take(state)
-        self._reporter.resumed_step = self._reporter.saved_step = self.steps
-        where = f"{self._folder}/; remove it to start anew" if self._around.workdir is None else manifest.created_at
-        say(f"going on from step {self.steps} (epoch {self.epoch}), saved by attempt {manifest.attempt}, {where}")
+        if self._boundary.agree(due=False) is Wish.STOP:
+            self._keeper.stop()
 
     def _learn_total(self) -> None:
         if self._steps_per_epoch is not None:
             self._reporter.total_steps = self._epochs * self._steps_per_epoch
-
-    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        self._sigterm.set()
-
-    def _give_back_sigterm(self) -> None:
-        if self._old_handler is not None:
-            signal.signal(signal.SIGTERM, self._old_handler)
-
-    def _is_stop(self, request: Request | None) -> bool:
-        return self._sigterm.is_set() or (request is not None and request.command is Command.SAVE_AND_STOP)
-
-    def _last_save(self) -> bool:
-        return self._checkpoints is None or any(self.save() for _ in range(LAST_SAVE_TRIES))
-
-    def _leave_stopped(self) -> None:
-        if self.steps > 0:
-            self._last_save()
-        self._result("stopped")
-        say(f"stopped at step {self.steps}; saved: {self._reporter.saved_step}")
-        raise Stopped
-
-    def _leave_fenced(self, fenced: FencedOut) -> None:
-        self._result("fenced")
-        say(f"stopped: {fenced}")
-        raise Fenced from fenced
-
-    def _result(self, status: Any, results: Mapping[str, float] | None = None, digest: str | None = None) -> None:
-        self._reporter.result(
-            Result(
-                status=status,
-                step=self.steps,
-                saved_step=self._reporter.saved_step,
-                results=dict(results or {}),
-                weights_digest=digest,
-            )
-        )
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from gpucost.training.program import processes
 from gpucost.training.surroundings import Surroundings
 
 
 def prepare(seed: int | None = None, *, deterministic: bool = True) -> None:
-    """Make what follows repeatable; call it before the model is made.
+    """Make what follows repeatable, and meet the other processes, if any; call it before the model is made.
 
     Args:
         seed: for torch, numpy and python; None: the job's seed.
@@ -23,6 +24,7 @@ def prepare(seed: int | None = None, *, deterministic: bool = True) -> None:
     around = Surroundings.find()
     if around.spec:
         torch.set_num_threads(around.spec.threads)
+    processes.join(around)
     seed_everything(around.seed if seed is None else seed)
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic

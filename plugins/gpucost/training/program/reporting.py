@@ -33,10 +33,19 @@ class Reporter:
         workdir: shared with the agent; None outside gpucost.
         clock: the job's clock; times and rates are told in its time.
         real: real seconds, monotonic.
+        silent: tell nothing; of several processes, one speaks.
     """
 
-    def __init__(self, workdir: Workdir | None, clock: SpecClock, real: Callable[[], float] = time.monotonic) -> None:
-        self._workdir = workdir
+    def __init__(
+        self,
+        workdir: Workdir | None,
+        clock: SpecClock,
+        real: Callable[[], float] = time.monotonic,
+        *,
+        silent: bool = False,
+    ) -> None:
+        self._workdir = None if silent else workdir
+        self._silent = silent
         self._clock = clock
         self._real = real
         self._written = -math.inf
@@ -48,6 +57,21 @@ class Reporter:
         self.total_steps: int | None = None
         self.resumed_step: int | None = None
         self.saved_step: int | None = None
+        self.quickest_save: float | None = None
+        """Real seconds of this run's quickest save; None before the first."""
+        self._save_seconds: float | None = None
+        self._unwritten: set[str] = set()
+
+    def say(self, line: str) -> None:
+        """A line for people, in the program's log."""
+        if not self._silent:
+            say(line)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """A step was saved, in so many real seconds."""
+        self.saved_step = step
+        self._save_seconds = seconds
+        self.quickest_save = min(seconds, self.quickest_save or seconds)
 
     def due(self) -> bool:
         """Whether it is time to write the progress again."""
@@ -61,26 +85,27 @@ class Reporter:
         self._written = self._real()
         if self._workdir is None:
             return
-        self._workdir.write_progress(
-            Progress(
-                step=step,
-                epoch=epoch,
-                at=self._clock.now(),
-                phase=phase,
-                total_steps=self.total_steps,
-                loss=self._loss,
-                steps_per_second=self._rate,
-                resumed_step=self.resumed_step,
-                saved_step=self.saved_step,
-            )
+        progress = Progress(
+            step=step,
+            epoch=epoch,
+            at=self._clock.now(),
+            phase=phase,
+            total_steps=self.total_steps,
+            loss=self._loss,
+            steps_per_second=self._rate,
+            resumed_step=self.resumed_step,
+            saved_step=self.saved_step,
+            save_seconds=self._save_seconds,
         )
+        self._write("progress", lambda workdir: workdir.write_progress(progress))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Log metrics of one step; a NaN is a metric, too."""
         if self._workdir is None:
-            say(f"step {step}: " + ", ".join(f"{name} {value:.5g}" for name, value in values.items()))
+            self.say(f"step {step}: " + ", ".join(f"{name} {value:.5g}" for name, value in values.items()))
         else:
-            self._workdir.add_metrics(MetricPoint(step=step, at=self._clock.now(), values=dict(values)))
+            point = MetricPoint(step=step, at=self._clock.now(), values=dict(values))
+            self._write("metrics", lambda workdir: workdir.add_metrics(point))
 
     def result(self, result: Result) -> None:
         """Leave the last word."""
@@ -97,6 +122,19 @@ class Reporter:
             return None
         self._sequence = request.sequence
         return request
+
+    def _write(self, what: str, write: Callable[[Workdir], None]) -> None:
+        """Training is worth more than a word about it: a full disk is said once, and does not end it."""
+        if self._workdir is None:
+            return
+        try:
+            write(self._workdir)
+        except OSError as full:
+            if what not in self._unwritten:
+                self.say(f"{what} cannot be written; training goes on: {full}")
+            self._unwritten.add(what)
+        else:
+            self._unwritten.discard(what)
 
     def _measure_rate(self, phase: Phase, step: int) -> None:
         now = self._real()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,57 @@ def batches(
     return [indices[start : start + batch_size] for start in range(0, end, batch_size)]
 
 
-def load(data: Any, planned: list[NDArray[np.int64]], *, seed: int, epoch: int, **loader: Any) -> Iterator[Any]:
+@dataclass(frozen=True)
+class Share:
+    """What one process does of a batch in one micro-step.
+
+    Args:
+        indices: its samples.
+        micro: which micro-step of the batch it is, from 0.
+        micros: how many the batch has.
+        weight: what the mean loss over these samples is multiplied by, so that the sum over the micro-steps, averaged
+            over the processes, is the mean over the whole batch.
+    """
+
+    indices: NDArray[np.int64]
+    micro: int
+    micros: int
+    weight: float
+
+    @property
+    def last(self) -> bool:
+        """Whether the optimizer's step follows."""
+        return self.micro == self.micros - 1
+
+
+def shares(planned: Sequence[NDArray[np.int64]], *, accumulate: int, rank: int, world_size: int) -> list[Share]:
+    """One process's shares of all batches: each batch is cut into `accumulate` micro-steps for each process.
+
+    A batch with fewer samples than the first has fewer micro-steps, not smaller ones: batch normalization fails on a
+    share of one sample. One with fewer samples than processes is left out: they must all do the same number of steps.
+
+    Args:
+        planned: batches, from `batches`.
+        accumulate: micro-steps per batch.
+        rank: this process.
+        world_size: how many processes train.
+    """
+    import numpy as np
+
+    found = []
+    usual = max(1, len(planned[0]) // (accumulate * world_size)) if planned else 1
+    for batch in planned:
+        micros = min(accumulate, len(batch) // world_size, -(-len(batch) // (usual * world_size)))
+        if micros == 0:
+            continue
+        parts = np.array_split(batch, micros * world_size)
+        for micro in range(micros):
+            own = parts[micro * world_size + rank]
+            found.append(Share(own, micro, micros, len(own) * world_size / len(batch)))
+    return found
+
+
+def load(data: Any, planned: Sequence[NDArray[np.int64]], *, seed: int, epoch: int, **loader: Any) -> Iterator[Any]:
     """The planned batches of `data`.
 
     Args:

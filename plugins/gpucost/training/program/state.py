@@ -8,22 +8,25 @@ from typing import Any
 
 from gpucost.training.checkpoints.engine import Stateful
 from gpucost.training.program import randomness
+from gpucost.training.program.stepping import Stepping
 
 
 @dataclass
 class RunState:
-    """A run's state at a step boundary.
+    """A run's state at a step boundary, or between two micro-steps.
 
     Args:
         things: model, optimizer and the rest, by name; each keeps its own state.
+        stepping: holds the gradients of a batch that is not complete.
         step: optimizer steps done.
         epoch: the present epoch, from 0.
-        batch: batches of this epoch that the program has been given.
+        batch: batches of this epoch, or micro-steps' shares of them, that the program has been given.
         extra: plain values of the program.
         finished: whether the program has said that the training is complete.
     """
 
     things: Mapping[str, Stateful]
+    stepping: Stepping
     step: int = 0
     epoch: int = 0
     batch: int = 0
@@ -31,8 +34,8 @@ class RunState:
     finished: bool = False
     _random: dict[str, Any] | None = None
 
-    def capture(self) -> dict[str, Any]:
-        """The state as plain containers and tensors, for a checkpoint."""
+    def shared(self) -> dict[str, Any]:
+        """What is the same on all processes, as plain containers and tensors; rank 0's is saved."""
         return {
             "things": {name: thing.state_dict() for name, thing in self.things.items()},
             "step": self.step,
@@ -40,25 +43,29 @@ class RunState:
             "batch": self.batch,
             "extra": self.extra,
             "finished": self.finished,
-            "random": randomness.capture(),
         }
 
-    def take(self, saved: dict[str, Any]) -> None:
-        """Go back to what `capture` gave, but for the random generators: see `take_random`.
+    def own(self) -> dict[str, Any]:
+        """What each process has of its own."""
+        return {"random": randomness.capture(), "partial": self.stepping.capture()}
+
+    def take(self, shared: dict[str, Any], own: dict[str, Any]) -> None:
+        """Go back to what was saved, but for the random generators: see `take_random`.
 
         Raises:
             ValueError: the checkpoint was made with other things.
         """
-        if saved["things"].keys() != self.things.keys():
+        if shared["things"].keys() != self.things.keys():
             raise ValueError(
-                f"checkpointed: got {sorted(self.things)}, but the checkpoint holds {sorted(saved['things'])}; "
+                f"checkpointed: got {sorted(self.things)}, but the checkpoint holds {sorted(shared['things'])}; "
                 "pass the same things as the run that saved it, or start anew"
             )
         for name, thing in self.things.items():
-            thing.load_state_dict(saved["things"][name])
-        self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
-        self.extra, self.finished = saved["extra"], saved["finished"]
-        self._random = saved["random"]
+            thing.load_state_dict(shared["things"][name])
+        self.step, self.epoch, self.batch = shared["step"], shared["epoch"], shared["batch"]
+        self.extra, self.finished = shared["extra"], shared["finished"]
+        self.stepping.take(own["partial"])
+        self._random = own["random"]
 
     def take_random(self) -> None:
         """Put the random generators back, once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -94,28 +94,49 @@ def test_the_environment_goes_before_the_tags() -> None:
     assert find_identity({}, Metadata({}, service)) == Identity("j", "l", 4)
 
 
+class Waiting:
+    """Time that passes only by waiting; `then` happens at a moment of it, in seconds."""
+
+    def __init__(self, **at: Callable[[], object]) -> None:
+        self.now = 0.0
+        self.then = {float(second.strip("_")): act for second, act in at.items()}
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for second in [second for second in self.then if second <= self.now]:
+            self.then.pop(second)()
+
+    def find(self, service: Service, environ: Mapping[str, str] | None = None) -> Identity:
+        return find_identity(environ or {}, Metadata({}, service), self.sleep, lambda: self.now)
+
+
 def test_tags_that_show_late_are_waited_for() -> None:
     service = Service()
-    waits: list[float] = []
+    assert Waiting(_30=lambda: with_tags(service)).find(service) == Identity("j", "l", 4)
+    with pytest.raises(Unidentified, match="expected GPUCOST_JOB"):
+        Waiting(_70=lambda: with_tags(service)).find(service := Service())
 
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 2:
-            with_tags(service)
 
-    assert find_identity({}, Metadata({}, service), sleep) == Identity("j", "l", 4)
-    assert len(waits) == 2
+def test_a_service_that_is_away_at_the_boot_is_waited_for_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    service = Service()
+    service.down = True
+    waiting = Waiting(_540=lambda: setattr(service, "down", False), _580=lambda: with_tags(service))
+    assert waiting.find(service) == Identity("j", "l", 4)
+    assert capsys.readouterr().err.count("connection refused; asking again for up to 600 s") == 1
 
 
 def test_a_node_that_belongs_to_nobody_says_what_is_missing() -> None:
     service = Service().set("tags/instance/gpucost:job", "j")
+    waiting = Waiting()
     with pytest.raises(Unidentified, match="GPUCOST_LEASE or the tag gpucost:lease, GPUCOST_ATTEMPT or"):
-        find_identity({}, Metadata({}, service), lambda seconds: None)
+        waiting.find(service)
+    assert waiting.now <= 60
     service.down = True
     with pytest.raises(Unidentified, match="connection refused"):
-        find_identity({}, Metadata({}, service), lambda seconds: None)
+        waiting.find(service)
+    assert waiting.now <= 700
     with pytest.raises(Unidentified, match="attempt: got '0'"):
-        find_identity({"GPUCOST_JOB": "a", "GPUCOST_LEASE": "b", "GPUCOST_ATTEMPT": "0"}, Metadata({}, service))
+        waiting.find(service, {"GPUCOST_JOB": "a", "GPUCOST_LEASE": "b", "GPUCOST_ATTEMPT": "0"})
 
 
 def test_notices_are_read() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from gpucost.job import JobId
 from gpucost.jobstore import Command, JobSpec
-from gpucost.training.agent import process
-from gpucost.training.agent.main import EXIT_CODES, package_root
+from gpucost.training.agent import launching
+from gpucost.training.agent.attempt import package_root
+from gpucost.training.agent.main import EXIT_CODES
 from gpucost.training.workdir import Progress, Request, Result, Workdir
 
 SPEC = JobSpec(
@@ -50,13 +51,26 @@ def test_every_request_changes_the_mark(tmp_path: Path) -> None:
 
 def test_the_programs_environment_comes_from_the_job(tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)
-    env = process.environment(SPEC, {"PYTHONPATH": "/other", "HOME": "/root"}, workdir, Path("/opt/agent.zip"))
-    assert env["PYTHONPATH"] == "/opt/agent.zip:/other"
+    base = {"PYTHONPATH": "/other", "HOME": "/root", "WORLD_SIZE": "8"}
+    env = launching.environment(SPEC, base, workdir, Path("/opt/agent.zip"), port=4711)
+    assert env["PYTHONPATH"] == f"/opt/agent.zip:{tmp_path}/site:/other"
     assert (env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"], env["PYTHONHASHSEED"]) == ("2", "2", "9")
-    assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"]) == ("0", "0", "1")
+    assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("0", "0", "1", "127.0.0.1")
+    assert env["MASTER_PORT"] == "4711"
     assert env["GPUCOST_WORKDIR"] == str(tmp_path)
     assert env["HOME"] == "/root"
-    assert process.command(SPEC, "/usr/bin/python3") == ["/usr/bin/python3", "train.py", "--epochs", "3"]
+    assert launching.command(SPEC, python="/usr/bin/python3") == ["/usr/bin/python3", "train.py", "--epochs", "3"]
+
+
+def test_several_processes_are_started_by_the_launcher(tmp_path: Path) -> None:
+    spec = SPEC.model_copy(update={"world_size": 2})
+    env = launching.environment(
+        spec, {"WORLD_SIZE": "8", "RANK": "3"}, Workdir(tmp_path), Path("/opt/agent.zip"), port=4711
+    )
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & env.keys()
+    assert launching.command(spec, ["--data", "/x"], "/usr/bin/python3")[1:] == [
+        "-m", "gpucost.training.agent.launch", "2", "train.py", "--data", "/x",
+    ]  # fmt: skip
 
 
 def test_the_agent_loads_neither_torch_nor_airflow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucost.clock import ManualClock
-from gpucost.jobstore import JobStore, Live, MetricPoint, Phase
+from gpucost.jobstore import JobStore, Live, MetricPoint, Phase, Telemetry
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
 from gpucost.training.agent.identity import Identity
@@ -122,6 +123,64 @@ def test_too_much_log_is_cut_and_its_end_is_kept(tmp_path: Path) -> None:
     assert sent.endswith("line 99999\nthe last word\n")
     assert sent.count("bytes of log left out here") == 1
     assert len(sent) < 300_000 + CHUNK_BYTES + 70_000
+    notes = [line for line in sent.splitlines() if line.startswith("[gpucost: ")]
+    assert notes[0] == "[gpucost: the log is long; of what follows, the end is sent]"
+    left_out = int(notes[1].split()[1])
+    assert len(sent) - sum(len(note) + 2 for note in notes) + left_out == node.workdir.log.stat().st_size
+    assert all(line.startswith(("line ", "the last", "[gpucost: ")) for line in sent.splitlines() if line)
+
+
+def test_a_long_log_gives_its_disk_back_while_it_grows(tmp_path: Path) -> None:
+    node = Node(tmp_path, log_limit=300_000)
+    with node.workdir.log.open("a") as log:  # As a program does: it never closes it.
+        for part in range(8):
+            log.write("".join(f"line {part} {number:09d}\n" for number in range(100_000)))
+            log.flush()
+            node.relay.trim()
+            node.relay.forward()
+        log.write("the last word\n")
+    node.relay.forward(final=True)
+    status = node.workdir.log.stat()
+    assert status.st_size > 8 * 1_500_000
+    assert status.st_blocks * 512 < 2_500_000
+    sent = "".join(node.sent())
+    assert sent.startswith("line 0 000000000\n")
+    assert sent.endswith("line 7 000099999\nthe last word\n")
+    assert "\0" not in sent
+
+
+def test_a_short_log_is_left_alone(node: Node) -> None:
+    node.relay.trim()
+    node.write("one\n" * 1000)
+    node.relay.trim()
+    assert node.workdir.log.read_text() == "one\n" * 1000
+
+
+def test_telemetry_that_fails_is_said_once_and_heartbeats_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node(tmp_path)
+    answers: Iterator[Telemetry | Exception] = iter(
+        [Telemetry(cpu_percent=50), RuntimeError("driver"), RuntimeError("driver"), Telemetry(cpu_percent=70)]
+    )
+
+    def sample() -> Telemetry:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    relay = Relay(
+        node.store, Live(node.objects), node.workdir, Identity("job", "l-1", 3), ManualClock(NOW), sample=sample
+    )
+    told = []
+    for _ in range(4):
+        relay.beat()
+        beat = Live(node.objects).read("l-1")
+        assert beat is not None
+        told.append(beat.telemetry.cpu_percent if beat.telemetry else None)
+    assert told == [50, None, None, 70]
+    assert capsys.readouterr().err.count("RuntimeError: driver") == 1
 
 
 def test_metrics_arrive_as_written_but_for_half_a_line(node: Node) -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gpucost.clock import ManualClock
+from gpucost.job import HangWatch
 from gpucost.jobstore import AttemptRecord, Command, Control, JobStore, Member
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
-from gpucost.training.agent.orders import Extend, Kill, Order, Save, Stop
-from gpucost.training.agent.supervisor import Supervisor
+from gpucost.recipe import Recipe
+from gpucost.training.agent.asking import ByRequest
+from gpucost.training.agent.hang import Hang
+from gpucost.training.agent.orders import Extend, Kill, Order, Reconfigure, Save, Stop
+from gpucost.training.agent.supervisor import Asking, Supervisor
 from gpucost.training.agent.watch import ControlWatch, Repeat
-from gpucost.training.workdir import Workdir
+from gpucost.training.workdir import EXIT_STOPPED, Progress, Workdir
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
+REAL = datetime(2030, 1, 1, tzinfo=UTC)
+LIMITS = HangWatch(times=10, at_least_seconds=20_000, start_seconds=30_000)
 
 
 class Fake:
@@ -26,12 +33,21 @@ class Fake:
     def __init__(self) -> None:
         self.killed = False
         self.stuck = False
+        self.signals = 0
+        self.dumped = False
 
     def exit_code(self) -> int | None:
         return -9 if self.killed and not self.stuck else None
 
     def kill(self) -> None:
         self.killed = True
+
+    def ask_to_end(self) -> None:
+        self.signals += 1
+
+    def dump_stacks(self) -> int:
+        self.dumped = True
+        return 70
 
 
 class Stage:
@@ -43,8 +59,20 @@ class Stage:
         self.program = Fake()
         self.workdir = Workdir(tmp_path)
         self.extended: list[datetime] = []
-        self.supervisor = Supervisor(
-            self.program, self.workdir, self.clock, NOW + timedelta(hours=1), self.extend, real=lambda: self.real
+        self.supervisor = self.make()
+        self.supervisor.begin(self.program)
+
+    def make(self, asking: Asking | None = None, extend: Callable[[datetime], None] | None = None) -> Supervisor:
+        return Supervisor(
+            asking=asking or ByRequest(self.workdir),
+            progress=self.workdir.progress,
+            hang=Hang(LIMITS),
+            recipe=Recipe(batch=64),
+            clock=self.clock,
+            expires_at=NOW + timedelta(hours=1),
+            extended=extend or self.extend,
+            real=lambda: self.real,
+            real_now=lambda: REAL + timedelta(seconds=self.real),
         )
 
     def extend(self, expires_at: datetime) -> None:
@@ -72,7 +100,7 @@ def test_a_notice_asks_first_and_kills_before_the_stated_time(stage: Stage) -> N
     stage.passes(0.2)
     assert stage.program.killed
     assert stage.supervisor.gone_by == 1120
-    assert stage.supervisor.run() == -9
+    assert stage.supervisor.run(stage.program) == -9
 
 
 def test_of_a_short_notice_three_quarters_are_for_saving(stage: Stage) -> None:
@@ -141,12 +169,114 @@ def test_an_expiry_that_cannot_be_extended_stands(stage: Stage, capsys: pytest.C
     def refuse(expires_at: datetime) -> None:
         raise BlockingIOError("no more processes")
 
-    stage.supervisor = Supervisor(stage.program, stage.workdir, stage.clock, NOW + timedelta(hours=1), refuse)
+    stage.supervisor = stage.make(extend=refuse)
+    stage.supervisor.begin(stage.program)
     stage.supervisor.obey(Extend(NOW + timedelta(hours=2)))
     assert "expiry stays 2026-11-30T01:00:00+00:00: no more processes" in capsys.readouterr().err
     stage.clock.advance(timedelta(hours=1))
     stage.supervisor.tick()
     assert stage.asked() is Command.SAVE_AND_STOP
+
+
+def test_a_request_tells_the_time_by_which_the_program_must_have_ended(stage: Stage) -> None:
+    def gone_by() -> datetime | None:
+        request = stage.workdir.request()
+        assert request is not None
+        return request.gone_by
+
+    stage.supervisor.obey(Stop(Reason.STOPPED, "budget"))
+    assert gone_by() is None
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "notice", within=120))
+    assert gone_by() == REAL + timedelta(seconds=1000 + 115)
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "SIGTERM", within=1000))
+    assert gone_by() == REAL + timedelta(seconds=1000 + 115)
+
+
+def test_a_program_that_cannot_be_asked_gets_a_signal(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Workdir, request: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Workdir, "ask", full)
+    stage.supervisor.obey(Save("rebalance"))
+    assert stage.program.signals == 0
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "notice", within=120))
+    assert stage.program.signals == 1
+    assert "cannot be asked to save_and_stop: [Errno 28] No space left" in capsys.readouterr().err
+
+
+def test_a_program_that_hangs_leaves_its_stacks_and_is_ended(stage: Stage) -> None:
+    stage.workdir.write_progress(Progress(step=5, at=NOW))
+    stage.passes(1)
+    stage.passes(20_000)
+    assert not stage.program.killed
+    stage.passes(1)
+    assert stage.program.dumped
+    assert stage.program.killed
+    assert stage.supervisor.hung is not None
+    assert stage.supervisor.hung.step == 5
+    assert stage.supervisor.stacks_from == 70
+
+
+class TestReconfigure:
+    """Another recipe: the program saves, ends, and is started again; or goes on as before."""
+
+    @pytest.fixture(autouse=True)
+    def _stage(self, stage: Stage) -> None:
+        self.stage = stage
+        self.supervisor = stage.supervisor
+
+    def test_a_valid_one_is_started_with(self) -> None:
+        self.supervisor.obey(Reconfigure({"accumulate": 2}, "tuning"))
+        assert self.stage.asked() is Command.SAVE_AND_STOP
+        self.supervisor.obey(Reconfigure({"batch": None}, "tuning again"))
+        self.supervisor.obey(Save("rebalance"))
+        assert self.stage.asked() is Command.SAVE_AND_STOP
+        assert self.supervisor.asked is None
+        assert self.supervisor.recipe_to_start_with(EXIT_STOPPED) == Recipe(accumulate=2)
+        assert self.supervisor.recipe_to_start_with(EXIT_STOPPED) is None
+        self.supervisor.begin(self.stage.program)
+        self.supervisor.obey(Save("rebalance"))
+        assert self.stage.asked() is Command.SAVE
+
+    def test_an_invalid_one_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.supervisor.obey(Reconfigure({"batch": "many", "colour": "red"}, "tuning"))
+        assert self.stage.asked() is None
+        said = capsys.readouterr().err
+        assert "tuning: the recipe is refused, going on as before" in said
+        assert "batch" in said
+        assert "colour" in said
+
+    def test_the_same_one_changes_nothing(self) -> None:
+        self.supervisor.obey(Reconfigure({"batch": 64}, "tuning"))
+        assert self.stage.asked() is None
+
+    @pytest.mark.parametrize("code", [0, 1, -9, None])
+    def test_a_program_that_ended_otherwise_is_not_started_again(self, code: int | None) -> None:
+        self.supervisor.obey(Reconfigure({"batch": 32}, "tuning"))
+        assert self.supervisor.recipe_to_start_with(code) is None
+
+    def test_nor_one_that_is_to_stop_meanwhile(self) -> None:
+        self.supervisor.obey(Reconfigure({"batch": 32}, "tuning"))
+        self.supervisor.obey(Stop(Reason.STOPPED, "budget"))
+        assert self.supervisor.recipe_to_start_with(EXIT_STOPPED) is None
+
+    def test_before_the_training_it_holds_from_its_start_on(self) -> None:
+        self.supervisor.begin(self.stage.program, training=False)
+        self.supervisor.obey(Reconfigure({"batch": 32}, "tuning"))
+        assert self.supervisor.recipe == Recipe(batch=32)
+        assert self.stage.asked() is None
+
+
+def test_before_the_training_a_stop_ends_what_is_being_done(stage: Stage) -> None:
+    stage.supervisor.begin(stage.program, training=False)
+    stage.supervisor.obey(Save("rebalance"))
+    assert stage.program.signals == 0
+    stage.supervisor.obey(Stop(Reason.STOPPED, "budget"))
+    assert stage.program.signals == 1
+    stage.passes(40_000)
+    assert not stage.program.dumped
 
 
 class TestStuck:
@@ -169,7 +299,7 @@ class TestStuck:
             return look()
 
         self.stage.program.exit_code = later  # type: ignore[method-assign]
-        assert self.stage.supervisor.run() is None
+        assert self.stage.supervisor.run(self.stage.program) is None
         return self.stage.real - began
 
     def test_it_is_waited_for_a_while(self) -> None:
@@ -212,6 +342,8 @@ class TestControlWatch:
         assert self.look() == []
         self.store.ask(1, Control(sequence=2, command=Command.SAVE_AND_STOP, expires_at=later))
         assert self.look() == [Stop(Reason.STOPPED, "control 2: save_and_stop")]
+        self.store.ask(1, Control(sequence=3, command=Command.RECONFIGURE, recipe={"batch": 8}))
+        assert self.look() == [Reconfigure({"batch": 8}, "control 3: reconfigure")]
 
     def test_a_command_of_a_newer_release_is_said_once_and_the_rest_holds(
         self, capsys: pytest.CaptureFixture[str]

@@ -6,9 +6,20 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gpucost.jobstore import Phase
 from gpucost.reasons import Reason
+from gpucost.training.agent.hang import Hung
 from gpucost.training.agent.verdict import Asked, Ending, verdict
-from gpucost.training.workdir import EXIT_FENCED, EXIT_STOPPED, EXIT_STORE, Progress, Result
+from gpucost.training.workdir import (
+    EXIT_FENCED,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    EXIT_STORE,
+    EXIT_TORN,
+    Failure,
+    Progress,
+    Result,
+)
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 AT_90 = Progress(step=90, at=NOW, total_steps=100, saved_step=80)
@@ -18,6 +29,9 @@ NOTICE = Asked(Reason.INTERRUPTED, "notice: terminate at noon")
 CUDA = (
     "Traceback (most recent call last):\n  ...\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 )
+FULL = "Traceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device: 'cache'\n"
+SHARED_MEMORY = "RuntimeError: unable to write to file </torch_12_3>: No space left on device (28)\n"
+HUNG = Hung(90, 700, Phase.TRAINING, 2.0)
 CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to\n"
 
 
@@ -50,10 +64,46 @@ CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: 
         (Ending(EXIT_STOPPED, STOPPED, AT_90), Reason.INTERRUPTED, "got SIGTERM"),
         (Ending(-15, None, None), Reason.INTERRUPTED, "nothing was saved"),
         (Ending(EXIT_FENCED, None, AT_90), Reason.FENCED, "newer attempt"),
+        (Ending(EXIT_TORN, None, None, log_tail="a, b\n"), Reason.CHECKPOINTS_TORN, "none of them is whole"),
+        (
+            Ending(EXIT_REFUSED, None, None, log_tail="gpucost: recipe: no bf16\n"),
+            Reason.BAD_REQUEST,
+            "recipe: no bf16",
+        ),
         (
             Ending(-9, None, AT_90, asked=Asked(Reason.FENCED, "attempt 2 owns"), killed=True),
             Reason.FENCED,
             "attempt 2",
+        ),
+        (
+            Ending(1, None, AT_90, failure=Failure(rank=3, at=0, exit_code=1, traceback=CUDA), log_tail="rank 0: gone"),
+            Reason.OUT_OF_MEMORY,
+            "the program (rank 3) ran out of memory; its traceback:\nTraceback",
+        ),
+        (
+            Ending(-9, None, AT_90, oom_kills=1, failure=Failure(rank=1, at=0, exit_code=-9)),
+            Reason.OUT_OF_MEMORY,
+            "the kernel ended the program (rank 1)",
+        ),
+        (Ending(1, None, AT_90, log_tail=FULL), Reason.DISK_FULL, "the disk is full: exit code 1 at step 90"),
+        (Ending(1, None, AT_90, disk_full=True), Reason.DISK_FULL, "the disk is full"),
+        (Ending(1, None, AT_90, log_tail=SHARED_MEMORY), Reason.BAD_PROGRAM, "No space left"),
+        (Ending(0, FINISHED, AT_90, disk_full=True), Reason.COMPLETED, ""),
+        (
+            Ending(-9, None, AT_90, hung=HUNG, killed=True, log_tail="[stacks]\n" + "  File\n" * 40 + "  last"),
+            Reason.HUNG,
+            "hung at step 90 (training): nothing for 700 s, a step usually takes 2 s; its stacks:\n[stacks]",
+        ),
+        (Ending(-9, None, AT_90, hung=HUNG, killed=True, asked=NOTICE), Reason.INTERRUPTED, "and was killed"),
+        (Ending(0, None, None, folder_saved=True), Reason.COMPLETED, ""),
+        (Ending(0, None, None, folder_saved=False), Reason.STORE_UNREACHABLE, "has not reached the store"),
+        (Ending(0, None, None, folder_saved=True, asked=NOTICE), Reason.INTERRUPTED, "what it saved is kept"),
+        (Ending(1, None, None, folder_saved=False, asked=NOTICE), Reason.INTERRUPTED, "has not reached the store"),
+        (Ending(3, None, None, folder_saved=True), Reason.BAD_PROGRAM, "exit code 3"),
+        (
+            Ending(EXIT_STOPPED, STOPPED.model_copy(update={"note": "no save was begun"}), AT_90, asked=NOTICE),
+            Reason.INTERRUPTED,
+            "saved at step 90; no save was begun",
         ),
         (Ending(EXIT_STORE, None, None), Reason.STORE_UNREACHABLE, "object store"),
     ],
@@ -70,3 +120,11 @@ def test_only_the_end_of_the_log_is_told() -> None:
     assert "line 99" in message
     assert "line 80" in message
     assert "line 79" not in message
+
+
+def test_the_stacks_of_a_program_that_hung_are_told_from_the_first() -> None:
+    stacks = "".join(f"frame {number}\n" for number in range(1000))
+    message = verdict(Ending(-9, None, None, hung=HUNG, killed=True, log_tail=stacks))[1]
+    assert "frame 0\nframe 1\n" in message
+    assert "frame 149" in message
+    assert "frame 150" not in message

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpucost.clock import ClockSpec, SpecClock
-from gpucost.training.agent.main import package_root
+from gpucost.training.agent.attempt import package_root
 from gpucost.training.agent.watchdog import MARGIN, STARTING, Watchdog
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)

@@ -19,9 +19,11 @@ from gpucost.job import CheckpointPlan, JobId
 from gpucost.jobstore import Command, ExitRecord, JobSpec, JobStore, MetricPoint, Phase
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
+from gpucost.recipe import Recipe
 from gpucost.training import checkpointed, outage, prepare, weights_digest
 from gpucost.training.program import randomness
-from gpucost.training.program.loop import Fenced, Run, Stopped
+from gpucost.training.program.keeping import Fenced, Stopped
+from gpucost.training.program.loop import Run
 from gpucost.training.program.reporting import Reporter
 from gpucost.training.workdir import EXIT_STORE, Request, Workdir
 
@@ -36,6 +38,7 @@ class Node:
         self._monkeypatch = monkeypatch
         self._tmp_path = tmp_path
         self.every_steps = every_steps
+        self.recipe = Recipe()
         url = (tmp_path / "store").as_uri()
         self.store = JobStore(Objects.open(url), "job")
         monkeypatch.setenv("GPUCOST_STORE_URL", url)
@@ -52,6 +55,7 @@ class Node:
                 code_digest="0",
                 program="train.py",
                 seed=11,
+                recipe=self.recipe,
                 checkpoint=CheckpointPlan(every_steps=self.every_steps),
                 clock=ClockSpec.real(),
             )
@@ -135,6 +139,76 @@ def test_killed_after_any_step_the_resumed_run_ends_the_same(
     progress = workdir.progress()
     assert progress is not None
     assert progress.resumed_step == step - step % every_steps
+
+
+class TestAccumulation:
+    """One batch of 3 samples in 3 micro-steps; the last batch of an epoch has 1 sample, so 1 micro-step."""
+
+    @pytest.fixture
+    def accumulating(self, node: Node) -> Node:
+        node.recipe = Recipe(accumulate=3, clip_norm=0.5)
+        node.attempt(1)
+        return node
+
+    @pytest.fixture
+    def whole(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            node = Node(tmp_path_factory.mktemp("whole"), monkeypatch)
+            node.recipe = Recipe(accumulate=3, clip_norm=0.5)
+            node.attempt(1)
+            return train()
+
+    def test_steps_are_counted_by_whole_batches(self, accumulating: Node) -> None:
+        _, losses = train()
+        assert len(losses) == SAMPLES
+        result = accumulating.workdir.result()
+        assert result is not None
+        assert result.step == STEPS
+
+    @pytest.mark.parametrize("micro", range(1, 31, 2))
+    def test_stopped_between_micro_steps_no_sample_is_lost(
+        self, accumulating: Node, whole: tuple[str, list[float]], micro: int
+    ) -> None:
+        done = 0
+
+        def stop(run: Run) -> None:
+            nonlocal done
+            done += 1
+            if done == micro - 1:
+                accumulating.workdir.ask(Request(sequence=1, command=Command.SAVE_AND_STOP))
+
+        if micro == 1:
+            accumulating.workdir.ask(Request(sequence=1, command=Command.SAVE_AND_STOP))
+        with pytest.raises(Stopped):
+            train(stop)
+        assert done == micro - 1
+        accumulating.attempt(2)
+        assert train(count := Count()) == whole
+        assert done + count.calls + (micro > 1) == EPOCHS * SAMPLES
+
+    def test_a_mere_save_waits_for_the_end_of_the_step(self, accumulating: Node) -> None:
+        done, saved = 0, []
+
+        def ask(run: Run) -> None:
+            nonlocal done
+            done += 1
+            if done == 1:
+                accumulating.workdir.ask(Request(sequence=1, command=Command.SAVE))
+            progress = accumulating.workdir.progress()
+            saved.append(progress.saved_step if progress else None)
+
+        train(ask)
+        assert saved[:4] == [None, None, 1, 1]
+
+
+class Count:
+    """Counts the steps and micro-steps that come back to the loop."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, run: Run) -> None:
+        self.calls += 1
 
 
 def test_it_saves_when_due_and_at_the_end(node: Node) -> None:

@@ -1,0 +1,1 @@
+"""What is saved, and when does it count? Immutable parts with digests; the manifest last."""

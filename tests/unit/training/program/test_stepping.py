@@ -1,0 +1,138 @@
+"""However a batch is cut, the optimizer steps once, with the gradient of the whole batch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpucost.recipe import Options
+from gpucost.training.program import sampler
+from gpucost.training.program.stepping import Stepping
+
+SAMPLES = 7
+DATA = torch.linspace(-1, 1, SAMPLES * 3).reshape(SAMPLES, 3)
+
+
+def model() -> torch.nn.Linear:
+    torch.manual_seed(3)
+    return torch.nn.Linear(3, 1)
+
+
+def loss_of(net: torch.nn.Module, indices: Any) -> torch.Tensor:
+    loss: torch.Tensor = (net(DATA[indices]) - 2).square().mean()
+    return loss
+
+
+def trained(options: Options, accumulate: int, order: str, weighted: bool, batch: int = SAMPLES) -> torch.nn.Linear:
+    """Two steps over all samples."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    stepping = Stepping(net, optimizer, scheduler, options)
+    planned = [np.arange(SAMPLES)[start : start + batch] for start in range(0, SAMPLES, batch)] * 2
+    for share in sampler.shares(planned, accumulate=accumulate, rank=0, world_size=1):
+        with stepping.hand_out(share):
+            if order == "zero first":
+                optimizer.zero_grad()
+            loss = loss_of(net, share.indices)
+            if weighted:
+                stepping.backward(loss)
+            else:
+                loss.backward()
+            optimizer.step()
+            if order == "zero last":
+                optimizer.zero_grad()
+            scheduler.step()
+    assert scheduler.last_epoch == len(planned)
+    return net
+
+
+@pytest.mark.parametrize("order", ["zero first", "zero last"])
+@pytest.mark.parametrize("accumulate", [2, 3, 7, 50])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_accumulated_is_as_if_computed_at_once(order: str, accumulate: int, clip: float | None) -> None:
+    once = trained(Options(clip_norm=clip), 1, order, weighted=False)
+    parts = trained(Options(accumulate=accumulate, clip_norm=clip), accumulate, order, weighted=True)
+    torch.testing.assert_close(parts.weight, once.weight)
+    torch.testing.assert_close(parts.bias, once.bias)
+    assert not torch.equal(once.weight, model().weight)
+
+
+@pytest.mark.parametrize("order", ["zero first", "zero last"])
+def test_a_plain_backward_is_right_for_equal_parts(order: str) -> None:
+    once = trained(Options(), 1, order, weighted=False, batch=6)
+    parts = trained(Options(accumulate=3), 3, order, weighted=False, batch=6)
+    torch.testing.assert_close(parts.weight, once.weight)
+
+
+def test_without_an_option_nothing_of_the_program_is_touched() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = optimizer.step
+    Stepping(net, optimizer, None, Options())
+    assert optimizer.step == step
+
+
+def test_gradients_are_clipped_together() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    before = torch.cat([one.detach().flatten() for one in net.parameters()])
+    stepping = Stepping(net, optimizer, None, Options(clip_norm=0.25))
+    stepping.backward(loss_of(net, slice(None)))
+    optimizer.step()
+    after = torch.cat([one.detach().flatten() for one in net.parameters()])
+    assert (after - before).norm().item() == pytest.approx(0.25, rel=1e-5)
+
+
+class TestHalfPrecision:
+    def stepping(self) -> tuple[torch.nn.Linear, torch.optim.Optimizer, Stepping]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return net, optimizer, Stepping(net, optimizer, None, Options(precision="fp16", accumulate=2))
+
+    def test_a_scaled_loss_gives_the_same_step(self) -> None:
+        once = trained(Options(), 1, "zero first", weighted=False)
+        scaled = trained(Options(precision="fp16", accumulate=3), 3, "zero first", weighted=True)
+        torch.testing.assert_close(scaled.weight, once.weight, rtol=1e-4, atol=1e-5)
+
+    def test_a_loss_that_nobody_scaled_is_refused(self) -> None:
+        net, optimizer, _ = self.stepping()
+        loss_of(net, slice(None)).backward()
+        with pytest.raises(ValueError, match=r"run\.backward\(loss\)"):
+            optimizer.step()
+
+    def test_a_step_with_an_overflow_is_left_out_and_the_scale_goes_down(self) -> None:
+        net, optimizer, stepping = self.stepping()
+        before = net.weight.detach().clone()
+        stepping.backward(loss_of(net, slice(None)) * float("inf"))
+        optimizer.step()
+        assert torch.equal(net.weight, before)
+        assert stepping.scaler is not None
+        assert stepping.scaler.get_scale() < 65536.0
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    accumulate=st.integers(1, 9),
+    world_size=st.integers(1, 5),
+)
+def test_shares_cover_every_batch_once(sizes: list[int], accumulate: int, world_size: int) -> None:
+    edges = np.cumsum([0, *sizes])
+    planned = [np.arange(start, end) for start, end in itertools.pairwise(edges)]
+    ranks = [
+        sampler.shares(planned, accumulate=accumulate, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    assert len({len(shares) for shares in ranks}) == 1, "all processes make the same number of micro-steps"
+    assert all(len(share.indices) > 0 for shares in ranks for share in shares)
+    covered = np.concatenate([np.array([], dtype=int), *(share.indices for shares in ranks for share in shares)])
+    kept = [batch for batch in planned if len(batch) >= world_size]
+    assert sorted(covered.tolist()) == sorted(int(one) for batch in kept for one in batch)
+    assert sum(share.last for share in ranks[0]) == len(kept)
+    total = sum(share.weight for shares in ranks for share in shares) / world_size
+    assert total == pytest.approx(len(kept)), "averaged over the processes, a batch's weights make one"
