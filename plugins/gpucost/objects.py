@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -97,7 +97,7 @@ class Objects:
         """
         parts = urlsplit(url)
         if parts.scheme == "file":
-            folder = Path(parts.path)
+            folder = Path(unquote(parts.path))
             folder.mkdir(parents=True, exist_ok=True)
             from obstore.store import LocalStore
 

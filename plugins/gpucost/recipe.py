@@ -133,7 +133,8 @@ class Options(BaseModel):
             words = f"got {given!r}, expected a mapping of options such as {{precision: bf16}}"
             raise ValidationError.from_exception_data(cls.__name__, [_detail((), given, words)])
         problems = list(_unknown(cls, given)) + list(_true_or_false(given))
-        left = {name: value for name, value in given.items() if name not in {where[0] for where, _, _ in problems}}
+        named = {where[0] for where, _, _ in problems}
+        left = {name: value for name, value in given.items() if str(name) not in named}
         try:
             made = handler(left)
         except ValidationError as wrong:

@@ -104,7 +104,7 @@ def test_of_two_processes_the_one_that_failed_first_is_told(small: Small, nodes:
     assert record.message.endswith("RuntimeError: column 7 is not a number")
     assert 'File "train.py"' in record.message
     log = job.whole_log(1)
-    assert "rank 0 of 2 is there\n" in log
+    assert "rank 0 of 2 is there" in log
     assert log.count("gpucost: rank 1 of 2: exit code 1; all have ended\n") == 1
     assert "torch.distributed.elastic" not in log
 
@@ -389,3 +389,46 @@ def test_a_program_that_saves_by_itself_goes_on_after_a_stop(small: Small, nodes
     started = re.search(r"going on from (\d+)", job.whole_log(2))
     assert started is not None
     assert 0 < int(started[1]) < 40
+
+
+@pytest.mark.parametrize(
+    "damage", ["shutil.rmtree(work)", "(work / 'progress.json').mkdir()", "os.remove(log); log.mkdir()"]
+)
+def test_a_program_that_damages_its_work_folder_is_told_by_its_exit_code(
+    small: Small, nodes: list[Node], damage: str
+) -> None:
+    source = (
+        "import os, shutil, sys, time\nfrom pathlib import Path\n"
+        "work = Path(os.environ['GPUCOST_WORKDIR'])\nlog = work / 'program.log'\n"
+        f"{damage}\ntime.sleep(1.5)\nsys.exit(3)\n"
+    )
+    job = small(source=source)
+    nodes.append(node := job.start())
+    node.process.wait(60)
+    record = job.store.exit_record(1)
+    assert record is not None
+    assert (record.reason, record.exit_code, node.process.returncode) == (Reason.BAD_PROGRAM, 3, 1)
+
+
+@pytest.mark.parametrize("code", [75, 76])
+def test_an_exit_code_that_means_something_else_to_the_program_is_a_failure(
+    small: Small, nodes: list[Node], code: int
+) -> None:
+    nodes.append(node := small(source=f"raise SystemExit({code})\n").start())
+    record = ended(node)
+    assert (record.reason, record.exit_code) == (Reason.BAD_PROGRAM, code)
+
+
+def test_an_agent_whose_own_log_is_full_trains_to_the_end(small: Small, nodes: list[Node]) -> None:
+    nodes.append(node := small("2").start(around=("sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh")))
+    record = ended(node)
+    assert (record.reason, record.step, node.process.returncode) == (Reason.COMPLETED, 20, 0)
+
+
+def test_an_argument_that_no_program_can_be_given_is_refused(small: Small, nodes: list[Node]) -> None:
+    nodes.append(node := small("a\0b", source="print('never')\n").start())
+    node.process.wait(60)
+    record = node.job.store.exit_record(1)
+    assert record is not None
+    assert record.reason is Reason.BAD_REQUEST
+    assert record.message == "the program cannot be started: embedded null byte"

@@ -182,3 +182,48 @@ def test_processes_that_train_apart_are_refused(training: Callable[[str], Traini
     apart.start()
     assert [process.wait(60) for process in apart.processes] == [1, 1]
     assert "checkpointed: 2 processes train, but the model is not replicated" in apart.log()
+
+
+CENTRED = """
+class Centred(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs):
+        self.mean.lerp_(inputs.detach().mean(0), 0.2)
+        return inputs - self.mean.clone()
+
+prepare()
+"""
+
+
+def test_buffers_that_differ_between_the_processes_come_back(training: Callable[[str], Training]) -> None:
+    """A forward pass without gradients lets the next one begin with each process's own buffers."""
+    look = "                with torch.no_grad():\n                    model(data[batch])\n"
+    program = PROGRAM.replace("                time.sleep", f"{look}                time.sleep")
+    program = program.replace("\nprepare()\n", CENTRED).replace("torch.nn.BatchNorm1d(8)", "Centred()")
+    program = program.replace("epochs=6", "epochs=2")
+    digests = []
+    for name, steps in (("whole", ()), ("interrupted", (7,))):
+        one = training(name)
+        one.program.write_text(program)
+        for at_step in steps:
+            one.start()
+            one.wait_for(lambda progress, at=at_step: progress.step >= at)
+            one.processes[0].kill()
+            one.processes[1].wait(60)
+        one.start()
+        codes, result = one.end()
+        assert codes == [0, 0], one.log()
+        digests.append(result.weights_digest)
+    assert digests[0] == digests[1]
+
+
+def test_processes_that_have_not_met_are_refused(training: Callable[[str], Training]) -> None:
+    """Each would take itself for the only one, and write over the other's checkpoints."""
+    apart = training("apart")
+    apart.program.write_text(PROGRAM.replace("prepare()\n", "\n").replace("model = replicated(", "model = ("))
+    apart.start()
+    assert [process.wait(60) for process in apart.processes] == [1, 1]
+    assert "WORLD_SIZE is 2, but the processes have not met: call prepare()" in apart.log()

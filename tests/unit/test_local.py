@@ -20,6 +20,7 @@ from gpucost.local.place import Busy, NoPlace, Place
 from gpucost.local.screen import BEHIND_BYTES, Follower, Screen, status_line
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
+from gpucost.training.agent.relay import CHUNK_BYTES, LOG_KEPT_BYTES, LOG_LIMIT_BYTES, punch_hole
 from gpucost.training.workdir import Progress
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -98,6 +99,7 @@ def test_code_is_looked_for_beside_the_file_and_then_below_include(folder: Path)
         ),
         ("- a\n", "got ['a'], expected the job's fields, such as 'name: digits'"),
         ("", "got None, expected the job's fields, such as 'name: digits'"),
+        ("name: 2026-13-45\n", "is no YAML: month must be in 1..12"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_value_and_what_was_expected(folder: Path, text: str, told: str) -> None:
@@ -115,6 +117,8 @@ def test_a_file_that_cannot_be_read(folder: Path) -> None:
     assert fault.startswith("is no YAML: ")
     assert "line 2" in fault
     assert "\n" not in fault
+    (fault,) = faults(folder, "[" * 3000)
+    assert fault.startswith("is no YAML: maximum recursion depth")
     with pytest.raises(JobFileError, match="cannot be read: No such file or directory; expected a YAML file"):
         read_job(folder / "gone.yaml", (), folder, NOW)
 
@@ -141,6 +145,7 @@ def test_set_replaces_what_the_file_says(folder: Path) -> None:
         (".x=1", "--set: got '.x=1', expected FIELD=VALUE such as seed=3 or recipe.batch=64"),
         ("name.x=1", "--set name.x: name is 'try', expected one that has fields"),
         ("seed=[", "--set seed: got '[', expected a YAML value such as 3 or [a, b]"),
+        ("name=2026-13-45", "--set name: got '2026-13-45', expected a YAML value such as 3 or [a, b]"),
         ("seed=-1", "seed: got -1, expected greater than or equal to 0"),
     ],
 )
@@ -291,6 +296,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         Place.beside(tmp_path / "job.yaml", "try")
 
 
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    place = Place.beside(tmp_path / "job.yaml", "try")
+    (place.folder / "lock").mkdir()
+    with pytest.raises(NoPlace, match=r"\.gpucost-run/try/lock: Is a directory"), place.held():
+        pass
+
+
 def screen(now: list[float]) -> tuple[Screen, io.StringIO]:
     out = io.StringIO()
     return Screen(Console(file=out, width=40), real=lambda: now[0]), out
@@ -334,9 +346,32 @@ def test_of_a_flood_the_end_is_shown(tmp_path: Path) -> None:
     Follower(log, told.append).follow()
     text = "".join(told)
     assert text.startswith("[gpucost: ")
-    assert f"bytes left out here, all of it is in {log}]" in text
+    assert f"bytes left out here; what is kept of them is in {log}]" in text
     assert text.endswith("the end\n")
     assert len(text) < 100_000
+
+
+def test_what_the_agent_has_taken_from_a_long_log_is_left_out(tmp_path: Path) -> None:
+    """While it is followed, as after it: what was given back reads as zeros."""
+    log = tmp_path / "log"
+    lines = ("x" * 99 + "\n") * (CHUNK_BYTES // 100)
+    told: list[str] = []
+    follower = Follower(log, told.append)
+    with log.open("w") as file:
+        while file.tell() < LOG_LIMIT_BYTES + 2 * CHUNK_BYTES:
+            file.write(lines)
+            file.flush()
+            follower.follow()
+        shown = file.tell()
+        while file.tell() < shown + 3 * LOG_KEPT_BYTES:
+            file.write(lines)
+        file.write("the end\n")
+    punch_hole(log, LOG_LIMIT_BYTES + CHUNK_BYTES, log.stat().st_size - LOG_KEPT_BYTES - LOG_LIMIT_BYTES - CHUNK_BYTES)
+    follower.follow(final=True)
+    text = "".join(told)
+    assert "\0" not in text
+    assert text.count("bytes left out here") == 1
+    assert text.endswith("x\nthe end\n")
 
 
 def test_the_status_line() -> None:

@@ -195,3 +195,9 @@ def race(runners: list[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "my täglicher 100% #1 store"
+    Objects.open(folder.as_uri()).put("a", b"1")
+    assert (folder / "a").read_bytes() == b"1"

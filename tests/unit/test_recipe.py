@@ -95,6 +95,10 @@ def test_a_name_that_is_near_to_none_gets_all_of_them() -> None:
     assert all(option in words for option in Recipe.model_fields)
 
 
+def test_a_key_that_is_no_text_is_no_option() -> None:
+    assert faults({4090: {}})["4090"].startswith("there is no option 4090; expected one of precision")
+
+
 def test_every_wrong_option_is_named_at_once_wherever_it_stands() -> None:
     wrong = {
         "batch": 0,

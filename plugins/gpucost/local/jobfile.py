@@ -23,6 +23,8 @@ RECIPES = "recipes"
 """The folder below include/ where recipes are looked for, too."""
 LONGEST_VALUE = 60
 """Characters of a value that are shown."""
+NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""ValueError: what looks like a date, or a number, and is none, such as 2026-13-45."""
 _OWN_WORDS = "Value error, "
 _EXPECTED = ("Input should be ", "Input should ", "String should ", "Tuple should ", "List should ")
 
@@ -94,7 +96,7 @@ def _mapping(path: Path, holds: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as unreadable:
         why = unreadable.strerror if isinstance(unreadable, OSError) else "it is no UTF-8 text"
         raise JobFileError([f"cannot be read: {why}; expected a YAML file with {holds}"]) from unreadable
-    except yaml.YAMLError as broken:
+    except NO_YAML as broken:
         raise JobFileError([f"is no YAML: {' '.join(str(broken).split())}"]) from broken
     if not isinstance(content, dict):
         raise JobFileError([f"got {_shown(content)}, expected {holds}"])
@@ -118,7 +120,7 @@ def _apply(fields: dict[str, Any], change: str, folders: tuple[Path, Path]) -> N
         place = place[part]
     try:
         place[last] = yaml.safe_load(text)
-    except yaml.YAMLError as broken:
+    except NO_YAML as broken:
         raise JobFileError([f"--set {name}: got {text!r}, expected a YAML value such as 3 or [a, b]"]) from broken
 
 

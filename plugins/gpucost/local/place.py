@@ -83,9 +83,13 @@ class Place:
 
         Raises:
             Busy: another run has it.
+            NoPlace: it cannot be written to.
         """
         path = self.folder / "lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as refused:
+            raise NoPlace(f"{path}: {refused.strerror}, expected to be able to write there") from refused
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

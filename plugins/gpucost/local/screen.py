@@ -16,7 +16,7 @@ from rich.text import Text
 
 from gpucost.jobstore import Heartbeat, Phase
 from gpucost.reasons import Reason
-from gpucost.training.agent.relay import Tail
+from gpucost.training.agent.relay import CHUNK_BYTES, LOG_KEPT_BYTES, LOG_LIMIT_BYTES, Chunk, Tail
 from gpucost.training.workdir import Progress
 
 BEHIND_BYTES = 16 * 1024 * 1024
@@ -110,16 +110,25 @@ class Follower:
 
     def follow(self, *, final: bool = False) -> None:
         """Hand on what has come."""
-        path = self._tail.path
-        size = path.stat().st_size if path.exists() else 0
-        if (behind := size - self._tail.offset) > BEHIND_BYTES:
-            note = f"[gpucost: {behind - SHOWN_END_BYTES} bytes left out here, all of it is in {path}]\n"
-            self._tail.skip_to(size - SHOWN_END_BYTES, note)
         pieces = 0
-        while (final or pieces < PIECES_AT_ONCE) and (chunk := self._tail.next(final=final)):
+        while (final or pieces < PIECES_AT_ONCE) and (chunk := self._next(final)):
             pieces += 1
             self._show(chunk.data.decode(errors="replace"))
             self._tail.confirm()
+
+    def _next(self, final: bool) -> Chunk | None:
+        chunk = self._tail.next(final=final)
+        path = self._tail.path
+        if chunk is None or not path.is_file():
+            return chunk
+        # Asked after it was read: the agent gives back the disk under a long log, and what it took reads as zeros.
+        size = path.stat().st_size
+        taken = chunk.end > LOG_LIMIT_BYTES + CHUNK_BYTES and chunk.start < size - LOG_KEPT_BYTES
+        if taken or size - chunk.start > BEHIND_BYTES:
+            left_out = size - SHOWN_END_BYTES - chunk.start
+            note = f"[gpucost: {left_out} bytes left out here; what is kept of them is in {path}]\n"
+            self._tail.skip_to(size - SHOWN_END_BYTES, note)
+        return self._tail.pending
 
 
 def status_line(progress: Progress | None, beat: Heartbeat | None, seconds: float) -> str:

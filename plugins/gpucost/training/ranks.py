@@ -103,9 +103,24 @@ def world_size(environ: Mapping[str, str] | None = None) -> int:
     return int((os.environ if environ is None else environ).get("WORLD_SIZE") or 1)
 
 
-@functools.cache
 def ranks() -> Ranks:
-    """The processes of this training; the same object whenever it is asked for."""
+    """The processes of this training; the same object whenever it is asked for.
+
+    Raises:
+        RuntimeError: there are several, and they have not met.
+    """
     import torch.distributed as dist
 
-    return Group() if dist.is_available() and dist.is_initialized() else Alone()
+    if dist.is_available() and dist.is_initialized():
+        return _group()
+    if (several := world_size()) > 1:
+        # Each would take itself for the only one, and write over the others' checkpoints.
+        raise RuntimeError(
+            f"WORLD_SIZE is {several}, but the processes have not met: call prepare() before anything else of gpucost"
+        )
+    return Alone()
+
+
+@functools.cache
+def _group() -> Group:
+    return Group()

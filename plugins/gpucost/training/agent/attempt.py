@@ -8,7 +8,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -104,6 +104,7 @@ class Attempt:
             "GPUCOST_ATTEMPT": str(identity.attempt),
             "GPUCOST_WORKDIR": str(self._workdir.path),
         }
+        self._begun = False
         self._threads: list[Repeat] = []
         self._relay = self._new_relay()
         self._trim = Repeat("log", pace.trim, lambda: self._relay.trim(), (OSError,))
@@ -112,20 +113,20 @@ class Attempt:
     def run(self) -> Reason:
         """Run it to its end; returns why it ended."""
         try:
-            spec, record = patiently(self._begin, say, patience=self._pace.patience)
-            return self._train(spec, record)
+            return self._train(*patiently(self._begin, say, patience=self._pace.patience))
         except FencedOut as fenced:
             return self._refuse(Reason.FENCED, str(fenced))
         except opening.Refused as refused:
             return self._refuse(refused.reason, str(refused))
         except TornHead as torn:
             return self._refuse(Reason.BAD_REQUEST, str(torn))
-        except store_errors() as away:
-            say(f"{Reason.STORE_UNREACHABLE}: {self._environ.get('GPUCOST_STORE_URL')}: {brief(away)}")
-            return Reason.STORE_UNREACHABLE
         except Exception as error:  # noqa: BLE001
+            if not self._begun and isinstance(error, store_errors()):
+                say(f"{Reason.STORE_UNREACHABLE}: {self._environ.get('GPUCOST_STORE_URL')}: {brief(error)}")
+                return Reason.STORE_UNREACHABLE
             # Without a record, whoever waits for this node would only see that it is gone.
             say(traceback.format_exc())
+            self._end_what_is_left(time.monotonic() + self._pace.last_words)
             return self._refuse(Reason.SELF_ENDED, f"the agent failed: {error!r}; see the machine's console")
 
     def _new_relay(self) -> Relay:
@@ -138,8 +139,9 @@ class Attempt:
         self._clock = SpecClock(spec.clock)
         self._watchdog.arm(self._clock, record.expires_at)
         self._relay = self._new_relay()
-        self._relay.beat()
         self._store.claim(self._identity.attempt)
+        self._relay.beat()
+        self._begun = True
         return spec, record
 
     def _train(self, spec: JobSpec, record: AttemptRecord) -> Reason:
@@ -160,15 +162,10 @@ class Attempt:
         if preparing.refused and supervisor.asked is None:
             raise preparing.refused
         if supervisor.asked:
+            self._end_what_is_left(self._until(supervisor))
             ending = Ending(EXIT_STOPPED, None, None, asked=supervisor.asked)
             return self._leaving().leave(ending, {}, self._threads, self._until(supervisor))
-        try:
-            code = self._run_programs(spec, supervisor, folder)
-        except OSError as error:
-            self._end_what_is_left(self._until(supervisor))
-            reason = Reason.DISK_FULL if opening.is_full(error) else Reason.BAD_REQUEST
-            raise opening.Refused(reason, f"the program cannot be started: {error}") from error
-        return self._leave(code, supervisor, folder)
+        return self._leave(self._run_programs(spec, supervisor, folder), supervisor, folder)
 
     def _folder_keeper(self, spec: JobSpec) -> FolderKeeper | None:
         if spec.folder_sync is None:
@@ -189,14 +186,20 @@ class Attempt:
         recipe: Recipe | None = supervisor.recipe
         while recipe is not None:
             spec = spec.model_copy(update={"recipe": recipe})
-            self._workdir.begin_again()
-            self._workdir.write_job(spec)
-            code = supervisor.run(self._start(spec, folder))
+            try:
+                program = self._start(spec, folder)
+            except (OSError, ValueError) as error:  # ValueError: an argument holds a NUL.
+                full = isinstance(error, OSError) and opening.is_full(error)
+                reason = Reason.DISK_FULL if full else Reason.BAD_REQUEST
+                raise opening.Refused(reason, f"the program cannot be started: {error}") from error
+            code = supervisor.run(program)
             self._end_what_is_left(self._until(supervisor))
             recipe = supervisor.recipe_to_start_with(code)
         return code
 
     def _start(self, spec: JobSpec, folder: FolderKeeper | None) -> process.Program:
+        self._workdir.begin_again()
+        self._workdir.write_job(spec)
         own = {"GPUCOST_FOLDER": str(folder.folder)} if folder else {}
         told = {**self._environ, **fetch.variables(spec, self._workdir), **own}
         env = launching.environment(spec, told, self._workdir, package_root(), process.free_port())
@@ -237,7 +240,6 @@ class Attempt:
         thread.start()
 
     def _leave(self, code: int | None, supervisor: Supervisor, folder: FolderKeeper | None) -> Reason:
-        until = self._until(supervisor)
         self._trim.once()
         fenced = supervisor.asked is not None and supervisor.asked.reason is Reason.FENCED
         ending = Ending(
@@ -251,9 +253,24 @@ class Attempt:
             failure=self._relay.failure(),
             hung=supervisor.hung,
             disk_full=opening.has_no_room(self._workdir.path),
-            folder_saved=None if folder is None else not fenced and folder.finish(until - LAST_WORDS_SECONDS),
         )
-        return self._leaving().leave(ending, folder.results() if folder else {}, self._threads, until)
+        if folder is not None:
+            saved = not fenced and self._keep(folder, supervisor)
+            # What came during the last save did not end the program; it is told where it kept the save from its end.
+            ending = replace(ending, folder_saved=saved, asked=ending.asked if saved else supervisor.asked)
+        results = folder.results() if folder else {}
+        return self._leaving().leave(ending, results, self._threads, self._until(supervisor))
+
+    def _keep(self, folder: FolderKeeper, supervisor: Supervisor) -> bool:
+        """Keep what the program has saved last: before the stated time, or for as long as it takes."""
+        if supervisor.gone_by is None:
+            last = folder.last_save(self._pace.patience)
+            supervisor.follow_up(last)
+        else:
+            last = folder.last_save(max(0.0, supervisor.gone_by - LAST_WORDS_SECONDS - time.monotonic()))
+        if supervisor.gone_by is not None:
+            last.join(max(0.0, supervisor.gone_by - LAST_WORDS_SECONDS - time.monotonic()))
+        return last.done
 
     def _log_tail(self, supervisor: Supervisor) -> str:
         if supervisor.stacks_from is None:

@@ -15,7 +15,7 @@ from gpucost.jobstore import Command, FencedOut
 from gpucost.training.agent.asking import Told
 from gpucost.training.agent.say import say
 from gpucost.training.agent.watch import Repeat
-from gpucost.training.outage import brief, store_errors
+from gpucost.training.outage import brief, patiently, store_errors
 
 LEAST_RESERVE_SECONDS = 5.0
 """Real seconds for the last upload while nothing tells how long one takes."""
@@ -32,6 +32,48 @@ class Sync(Protocol):
     def save(self, final: bool = False) -> bool:
         """Keep the folder; whether anything had changed."""
         ...
+
+
+class LastSave(threading.Thread):
+    """Keeps what the program has saved last; a store that hangs must not keep the node from saying why it ended.
+
+    It is watched over as a program is. Asked to end, it goes on: it is what there is to do before the end.
+
+    Args:
+        save: what to do.
+        errors: that it may raise, told in one line.
+    """
+
+    def __init__(self, save: Callable[[], None], errors: tuple[type[Exception], ...]) -> None:
+        super().__init__(name="last files", daemon=True)
+        self.done = False
+        self._save = save
+        self._errors = errors
+        self._abandoned = False
+        self.start()
+
+    def run(self) -> None:
+        """Thread's work."""
+        try:
+            self._save()
+            self.done = True
+        except self._errors as error:
+            say(f"folder: what was saved last is not kept: {brief(error)}")
+
+    def exit_code(self) -> int | None:
+        """None while it works, and nobody has left it alone."""
+        return None if self.is_alive() and not self._abandoned else 0
+
+    def kill(self) -> None:
+        """Leave it alone."""
+        self._abandoned = True
+
+    def ask_to_end(self) -> None:
+        """Go on."""
+
+    def dump_stacks(self) -> int:
+        """There is no program."""
+        return 0
 
 
 class FolderKeeper:
@@ -75,22 +117,13 @@ class FolderKeeper:
         """Real seconds that the last upload will need."""
         return max(LEAST_RESERVE_SECONDS, 1.5 * self._longest)
 
-    def finish(self, until: float) -> bool:
-        """Keep what the program has saved last; whether that was done before `until` (real seconds, monotonic)."""
-        done = threading.Event()
+    def last_save(self, patience: float | None) -> LastSave:
+        """Begin to keep what the program has saved last.
 
-        def save() -> None:
-            try:
-                self._save(final=True)
-                done.set()
-            except self._errors as error:
-                say(f"folder: what was saved last is not kept: {brief(error)}")
-
-        # A thread, because a store that hangs must not keep the node from saying why it ended.
-        last = threading.Thread(target=save, name="last files", daemon=True)
-        last.start()
-        last.join(max(0.0, until - self._real()))
-        return done.is_set()
+        Args:
+            patience: real seconds to wait for a store that is away; None: as `outage` says.
+        """
+        return LastSave(lambda: patiently(lambda: self._save(final=True), say, patience=patience), self._errors)
 
     def results(self) -> dict[str, float]:
         """Final metrics: the numbers in the folder's results.json, where there is one."""

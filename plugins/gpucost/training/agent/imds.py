@@ -6,6 +6,7 @@ is fetched by PUT and sent with every GET; a path that has nothing to say answer
 
 from __future__ import annotations
 
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -34,6 +35,8 @@ def fetch(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
     except urllib.error.HTTPError as answer:
         with answer:
             return answer.code, ""
+    except http.client.HTTPException as broken:
+        raise OSError(f"instance metadata: {url} answered no HTTP: {broken!r}") from broken
 
 
 class Metadata:

@@ -39,7 +39,7 @@ def environment(
         package_root: a folder or zip from which `import gpucost` works.
         port: a free one, where processes would meet; torchrun takes its own.
     """
-    # First the packages that the job brings: it may bring another version of what the image has.
+    # gpucost first, so that nothing takes its place; then what the job brings, in place of what the image has.
     path = os.pathsep.join(filter(None, [str(package_root), str(workdir.site), base.get("PYTHONPATH", "")]))
     threads = str(spec.threads)
     return {

@@ -13,6 +13,7 @@ watchdog does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -50,8 +51,9 @@ OTHER = 70
 def main() -> NoReturn:
     """Run the attempt that this node belongs to, and exit with the code of its reason."""
     code = run(os.environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # As in `say`.
+        sys.stdout.flush()
+        sys.stderr.flush()
     # At once: an orderly end of python would wait for, or stumble over, a thread that hangs in the object store.
     os._exit(code)
 

@@ -147,6 +147,6 @@ def is_full(error: OSError) -> bool:
 
 
 def has_no_room(folder: Path) -> bool:
-    """Whether the disk under `folder` is full."""
-    status = os.statvfs(folder)
+    """Whether the disk under `folder`, which the program may have removed, is full."""
+    status = os.statvfs(next(place for place in (folder, *folder.parents) if place.is_dir()))
     return status.f_bavail * status.f_frsize < LEAST_FREE_BYTES

@@ -95,7 +95,7 @@ class Program:
         Returns:
             The log's size before, bytes.
         """
-        size = self._log.stat().st_size
+        size = self._log.stat().st_size if self._log.is_file() else 0
         launcher = {self._child.pid} if self._launched else set()
         pids = sorted({self._child.pid} | _descendants(self._child.pid, frozenset()))
         for pid in pids:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,11 +24,16 @@ from gpucost.training.agent.say import say
 from gpucost.training.workdir import Failure, Progress, Result, Workdir
 
 CHUNK_BYTES = 256 * 1024
+PIECES_AT_ONCE = 16
+"""Of the log, and of the metrics, until the next heartbeat has its turn; a slow store takes long for each."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 LOG_TAIL_BYTES = 64 * 1024
 LOG_KEPT_BYTES = 1024 * 1024
 """Of a log beyond its limit, so much of the end stays on the disk; more than is ever sent or shown of it."""
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
+
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""It is not there, or no longer what it was: the work folder is the program's, too."""
 
 Word = TypeVar("Word", Progress, Result, Failure)
 
@@ -175,22 +180,28 @@ class Relay:
         self._sequence += 1
 
     def forward(self, *, final: bool = False) -> None:
-        """Send all log and metrics that are there; with `final`, to the last byte."""
-        while chunk := self._metrics.next(final=final):
+        """Send log and metrics that are there, `PIECES_AT_ONCE` of each at most; with `final`, to the last byte."""
+        for chunk in self._pieces(lambda: self._metrics.next(final=final), final):
             points, bad = read_metrics(chunk.data)
             self._store.write_metrics(self._identity.attempt, chunk.index, points)
             self._metrics.confirm()
             if bad:
                 self.bad_metrics += bad
                 say(f"metrics: {bad} lines are no metrics and were left out, {self.bad_metrics} so far")
-        while chunk := self._next_log(final):
+        for chunk in self._pieces(lambda: self._next_log(final), final):
             self._store.write_log(self._identity.attempt, chunk.index, chunk.data.decode(errors="replace"))
             self._log.confirm()
+
+    def _pieces(self, following: Callable[[], Chunk | None], final: bool) -> Iterator[Chunk]:
+        sent = 0
+        while (final or sent < PIECES_AT_ONCE) and (chunk := following()):
+            sent += 1
+            yield chunk
 
     def _read(self, name: str, read: Callable[[], Word | None]) -> Word | None:
         try:
             return read()
-        except ValidationError as wrong:
+        except (ValidationError, OSError) as wrong:
             # The program may write what it likes; the node must not fall silent over it.
             if name not in self._unreadable:
                 say(f"the program's {name} cannot be read and counts as none: {' '.join(str(wrong).split())}")
@@ -264,12 +275,12 @@ def read_metrics(data: bytes) -> tuple[list[MetricPoint], int]:
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:
-    """At most `size` bytes of a file from `offset` on; nothing when there is no file."""
+    """At most `size` bytes of a file from `offset` on; nothing when there is no file that may be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(size)
-    except FileNotFoundError:
+    except _NO_FILE:
         return b""
 
 
@@ -294,6 +305,6 @@ def punch_hole(path: Path, start: int, length: int) -> None:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
+        return path.stat().st_size if path.is_file() else 0
+    except _NO_FILE:
         return 0

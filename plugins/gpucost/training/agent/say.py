@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
 def say(line: str) -> None:
     """A line for people, in the agent's own log."""
-    print(f"gpucost agent: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    # A full disk under the log, or a reader that is gone, must not cost the training; there is nowhere to tell it.
+    with contextlib.suppress(OSError):
+        print(f"gpucost agent: {line}", file=sys.stderr, flush=True)  # noqa: T201

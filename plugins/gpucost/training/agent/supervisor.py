@@ -18,7 +18,7 @@ from gpucost.training.agent.hang import Hang, Hung
 from gpucost.training.agent.orders import Extend, Kill, Order, Reconfigure, Save, Stop
 from gpucost.training.agent.say import say
 from gpucost.training.agent.verdict import Asked
-from gpucost.training.workdir import EXIT_STOPPED, Progress
+from gpucost.training.workdir import EXIT_REFUSED, EXIT_STOPPED, Progress
 
 MARGIN_SECONDS = 5.0
 """Real seconds before the stated time at which the program is ended, to send the exit record; a quarter of
@@ -112,6 +112,7 @@ class Supervisor:
         self._progress = progress
         self._hang = hang
         self._next_recipe: Recipe | None = None
+        self._recipe_before: Recipe | None = None
         self._clock = clock
         self._expires_at = expires_at
         self._expired = False
@@ -143,6 +144,15 @@ class Supervisor:
             self.obey(self.orders.get())
         return code
 
+    def follow_up(self, work: Running) -> None:
+        """After the program's end, where no time is stated: see to what it left, as long as it takes or orders leave.
+
+        Args:
+            work: it runs already.
+        """
+        self.killed, self._give_up_at = False, None
+        self.run(work, training=False)
+
     def begin(self, program: Running, *, training: bool = True) -> None:
         """From now on, this one is watched over."""
         self._program = program
@@ -157,10 +167,17 @@ class Supervisor:
             code: the program's exit code.
         """
         recipe, self._next_recipe = self._next_recipe, None
-        if recipe is None or self.asked or self.killed or code != EXIT_STOPPED:
+        before, self._recipe_before = self._recipe_before, None
+        if self.asked or self.killed:
             return None
-        self.recipe = recipe
-        return recipe
+        if recipe is not None and code == EXIT_STOPPED:
+            self._recipe_before, self.recipe = self.recipe, recipe
+            return recipe
+        if before is not None and code == EXIT_REFUSED:
+            say(f"the program cannot do the recipe {self.recipe.chosen()}; going on with the one before")
+            self.recipe = before
+            return before
+        return None
 
     def tick(self) -> None:
         """Look at the clocks, and whether the program gets anywhere."""
@@ -173,7 +190,8 @@ class Supervisor:
         if self._kill_at is not None and now >= self._kill_at and not self.killed:
             say("time is up: ending the program")
             self._kill()
-        if self._training and now >= self._looked + LOOK_SECONDS and not self.killed:
+        # Where a time is stated, stacks are not worth what is left of it.
+        if self._training and self._kill_at is None and now >= self._looked + LOOK_SECONDS and not self.killed:
             self._looked = now
             if hung := self._hang.look(self._progress(), now):
                 self._end_hung(hung)
@@ -199,7 +217,7 @@ class Supervisor:
             return
         try:
             self._extended(expires_at)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             say(f"expiry stays {self._expires_at.isoformat()}: {error}")
         else:
             self._expires_at = expires_at

@@ -113,18 +113,23 @@ def _verdict(ending: Ending) -> tuple[Reason, str]:
         if ending.folder_saved is False:
             return Reason.STORE_UNREACHABLE, "the program is done, but what it saved last has not reached the store"
         return Reason.COMPLETED, ""
-    if code == EXIT_FENCED or (asked and asked.reason is Reason.FENCED):
+    if _says(ending, EXIT_FENCED, "fenced") or (asked and asked.reason is Reason.FENCED):
         return Reason.FENCED, asked.why if asked else "a newer attempt owns the job"
     if asked:
         return asked.reason, f"{asked.why}; {_how_it_stopped(ending)}"
     if ending.hung:
         return Reason.HUNG, _with_log(str(ending.hung), ending)
-    if code in (EXIT_STOPPED, -signal.SIGTERM):
+    if code == -signal.SIGTERM or _says(ending, EXIT_STOPPED, "stopped"):
         return Reason.INTERRUPTED, f"the program got SIGTERM; {_how_it_stopped(ending)}"
     if code in _SAID_BY_EXIT_CODE:
         reason, words = _SAID_BY_EXIT_CODE[code]
-        return reason, _with_log(words, ending)
+        return reason, _with_log(f"exit code {code}: {words}", ending)
     return _failed(ending)
+
+
+def _says(ending: Ending, code: int, status: str) -> bool:
+    # Machines are bought again for it, without limit: the code alone, which any program may use, is not enough.
+    return ending.exit_code == code and ending.result is not None and ending.result.status == status
 
 
 def _is_complete(ending: Ending) -> bool:
@@ -152,7 +157,7 @@ def _how_it_stopped(ending: Ending) -> str:
         return f"{where}; the program was killed and has not ended, as happens when a disk or a GPU does not answer"
     if ending.hung:
         return f"{where}; {ending.hung}, and was killed"
-    if ending.killed and ending.saves_itself:
+    if ending.killed and (ending.saves_itself or ending.saved_step == ending.step):
         return f"{where}; the program did not end in time and was killed"
     if ending.killed:
         return f"{where}; the program reached no step boundary in time and was killed"

@@ -22,6 +22,9 @@ from gpucost.training.agent.orders import Extend, Kill, Order, Reconfigure, Save
 from gpucost.training.agent.say import say
 from gpucost.training.outage import brief
 
+PASSED_SECONDS = 10.0
+"""Real seconds to save in when a notice's time has passed already: the machine is still there, so the clocks differ."""
+
 Put = Callable[[Order], None]
 
 
@@ -154,7 +157,7 @@ class NoticeWatch:
                 left = (notice.at - self._clock.now()).total_seconds() / self._clock.spec.speed
                 why = f"notice: {notice.what} at {notice.at.isoformat()}"
                 say(f"{why}, {left:.1f} real seconds from now")
-                self._put(Stop(Reason.INTERRUPTED, why, within=max(0.0, left)))
+                self._put(Stop(Reason.INTERRUPTED, why, within=left if left > 0 else PASSED_SECONDS))
             else:
                 say(f"rebalance recommendation of {notice.at.isoformat()}: saving, going on")
                 self._put(Save("rebalance recommendation"))

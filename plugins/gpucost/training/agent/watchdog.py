@@ -66,7 +66,11 @@ class Watchdog:
         Raises:
             OSError: no process can be started; what was armed before stands.
         """
-        self._arm(max(clock.spec.real_at(expires_at), self._real_now()) + MARGIN)
+        try:
+            at = max(clock.spec.real_at(expires_at), self._real_now()) + MARGIN
+        except OverflowError:  # "Never", told as the last moment of the calendar.
+            at = datetime.max.replace(microsecond=0, tzinfo=UTC)
+        self._arm(at)
 
     def _arm(self, at: datetime) -> None:
         if not self._command:

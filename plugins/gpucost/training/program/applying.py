@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 from gpucost.recipe import Options
+from gpucost.training.program.overriding import override
 from gpucost.training.program.processes import bare
 
 if TYPE_CHECKING:
@@ -52,18 +53,12 @@ def _set_precision(model: torch.nn.Module, precision: str) -> None:
 
 
 def _around_forward(module: torch.nn.Module, around: Callable[..., Any]) -> None:
-    """Call `around(forward, ...)` in place of the module's own forward.
+    """Call `around(forward, ...)` in place of the module's own forward."""
 
-    By a class of its own, as torch's parametrizations do: an attribute would be copied with a deep copy of the module
-    (a moving average of the weights), and that copy would then compute with the weights of the original.
-    """
-    original = type(module)
+    def forward(original: Callable[..., Any], inner: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(functools.partial(original, inner), *args, **kwargs)
 
-    @functools.wraps(original.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(functools.partial(original.forward, self), *args, **kwargs)
-
-    module.__class__ = type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
+    override(module, "forward", forward)
 
 
 def _full(value: Any) -> Any:
@@ -74,6 +69,8 @@ def _full(value: Any) -> Any:
         return value.float() if value.is_floating_point() else value
     if isinstance(value, dict):
         return type(value)((name, _full(one)) for name, one in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_full, value))
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_full(one) for one in value)
     return value

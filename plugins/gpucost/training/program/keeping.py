@@ -71,6 +71,7 @@ class Keeper:
         self._plan = plan
         self._folder = folder
         self._checkpoints: Checkpoints | None = None
+        self._leaving: SystemExit | None = None
 
     def restore(self) -> None:
         """Go back to the newest whole checkpoint, if there is one.
@@ -80,7 +81,8 @@ class Keeper:
             ValueError: the checkpoint is of another world size, of other things, or torch refuses to load it.
         """
         try:
-            patiently(self._restore, self._reporter.say)
+            # By rank 0's watch: where one gives up, all do.
+            patiently(self._restore, self._reporter.say, real=lambda: self._ranks.broadcast(time.monotonic()))
         except store_errors() as away:
             self._reporter.say(
                 f"the object store cannot be reached, so the run cannot go on from its checkpoint: {brief(away)}"
@@ -93,12 +95,17 @@ class Keeper:
             self._reporter.say(str(torn))
             raise SystemExit(EXIT_TORN) from torn
 
-    def save(self) -> bool:
-        """Save now, unless this step is saved already; whether the step is saved."""
+    def save(self, *, again: bool = False) -> bool:
+        """Save now, unless this step is saved already; whether the step is saved.
+
+        Args:
+            again: even if the step is saved already: its state is another one by now.
+        """
         state, reporter = self._state, self._reporter
+        self._go_on_leaving()
         if self._checkpoints is None:
             return False
-        if reporter.saved_step == state.step and state.stepping.at_boundary:
+        if reporter.saved_step == state.step and state.stepping.at_boundary and not again:
             return True
         began = time.monotonic()
         reporter.progress(Phase.SAVING, state.step, state.epoch)
@@ -122,11 +129,13 @@ class Keeper:
         Raises:
             Stopped: always.
         """
+        self._go_on_leaving()
         step = self._state.step
         note = self._save_if_it_fits() if step > 0 or not self._state.stepping.at_boundary else ""
         self._result("stopped", note=note)
         self._reporter.say(f"stopped at step {step}; saved: {self._reporter.saved_step}")
-        raise Stopped
+        self._leaving = Stopped()
+        raise self._leaving
 
     def finish(self, model: torch.nn.Module, results: Mapping[str, float]) -> None:
         """Save the complete training, and leave its results.
@@ -134,10 +143,14 @@ class Keeper:
         Raises:
             SystemExit: it cannot be saved.
         """
-        self._state.finished = True
-        if self._checkpoints is not None and not any(self.save() for _ in range(LAST_SAVE_TRIES)):
-            self._reporter.say("the finished model could not be saved: the object store is away")
-            raise SystemExit(EXIT_STORE)
+        self._go_on_leaving()
+        if not self._state.finished:
+            self._state.finished = True
+            # The last step may be saved, but not what came after it: averaged weights, the end of a schedule.
+            tries = range(LAST_SAVE_TRIES)
+            if self._checkpoints is not None and not any(self.save(again=True) for _ in tries):
+                self._reporter.say("the finished model could not be saved: the object store is away")
+                raise SystemExit(EXIT_STORE)
         self._result("finished", results, weights_digest(bare(model)))
 
     def _restore(self) -> None:
@@ -173,7 +186,13 @@ class Keeper:
     def _leave_fenced(self, fenced: FencedOut) -> NoReturn:
         self._result("fenced")
         self._reporter.say(f"stopped: {fenced}")
-        raise Fenced from fenced
+        self._leaving = Fenced()
+        raise self._leaving from fenced
+
+    def _go_on_leaving(self) -> None:
+        # A program may call finish() or save() in a `finally`: a run that was told to stop has not finished.
+        if self._leaving is not None:
+            raise self._leaving
 
     def _result(
         self,

@@ -25,7 +25,9 @@ from gpucost.jobstore import Phase
 from gpucost.training.checkpoints.engine import Stateful
 from gpucost.training.program import applying, processes, sampler
 from gpucost.training.program.boundary import Boundary, Plan, Wish
+from gpucost.training.program.feeding import Feed
 from gpucost.training.program.keeping import Keeper
+from gpucost.training.program.position import Position
 from gpucost.training.program.processes import bare
 from gpucost.training.program.randomness import seed_everything
 from gpucost.training.program.reporting import Reporter
@@ -83,7 +85,7 @@ def checkpointed(
                 "recipe: accumulate and fp16 cannot be applied to a program with a scaler of its own; "
                 "take it out, and call run.backward(loss) in place of scaler.scale(loss).backward()"
             )
-    optional = {"scheduler": scheduler, "scaler": scaler or stepping.scaler}
+    optional = {"scheduler": scheduler, "scaler": scaler}
     things: dict[str, Stateful] = {"model": bare(model), "optimizer": optimizer}
     things |= {name: thing for name, thing in optional.items() if thing is not None}
     things |= {f"extra.{name}": thing for name, thing in (extra or {}).items()}
@@ -108,7 +110,12 @@ def steps_per_epoch(samples: int, batch_size: int, *, drop_last: bool = False) -
         batch_size: as passed to `run.batches`.
         drop_last: as passed to `run.batches`.
     """
-    batch = Surroundings.find().options.batch or batch_size
+    with processes.refused_recipe_ends():
+        batch = Surroundings.find().options.batch or batch_size
+    return _steps(samples, batch, drop_last)
+
+
+def _steps(samples: int, batch: int, drop_last: bool) -> int:
     whole, rest = divmod(samples, batch)
     return whole + (not drop_last and rest >= ranks().size)
 
@@ -131,7 +138,7 @@ class Run:
     ) -> None:
         self._state = state
         self._model = model
-        self._around = around
+        self._options = around.options
         self._epochs = epochs
         self._seed = seed
         self._steps_per_epoch = steps_per_epoch
@@ -139,11 +146,10 @@ class Run:
         self._ranks: Ranks = ranks()
         self._reporter = Reporter(around.workdir, around.clock, silent=self._ranks.rank > 0)
         self._boundary = Boundary(self._reporter, self._ranks)
-        options = around.options
-        self._plan = Plan(
-            every_steps, options.checkpoint_min_seconds or 0.0, options.checkpoint_max_seconds, self._ranks
-        )
+        least, most = self._options.checkpoint_min_seconds, self._options.checkpoint_max_seconds
+        self._plan = Plan(every_steps, least or 0.0, most, self._ranks)
         self._keeper = Keeper(state, around, self._ranks, self._reporter, self._boundary, self._plan, folder)
+        self._feed = Feed(state, self._options, self._ranks, seed, self._reporter.say)
         self._learn_total()
 
     @property
@@ -186,12 +192,16 @@ class Run:
         while state.epoch < self._epochs and not state.finished:
             yield state.epoch
             state.epoch += 1
-            state.batch = 0
+            state.position = Position()
+            state.saveable = True
 
     def batches(
         self, data: Any, batch_size: int, *, shuffle: bool = True, drop_last: bool = False, **loader: Any
     ) -> Iterator[Any]:
         """The batches that are left of the present epoch; where a recipe or several processes cut them, the parts.
+
+        Once in an epoch, for the data that is trained on. A loop that leaves it early decides so before a step, from
+        what is restored (`run.steps`, `run.extra`).
 
         Args:
             data: a number of samples, for batches of indices (int64 tensors); or a dataset with a length, for
@@ -200,31 +210,15 @@ class Run:
             shuffle: in an order that is a function of (seed, epoch); else as they lie.
             drop_last: leave out a smaller last batch.
             loader: further arguments for DataLoader, such as num_workers and collate_fn.
+
+        Raises:
+            ValueError: it is the second time in this epoch, or there is no batch at all.
         """
-        options = self._around.options
-        planned = sampler.batches(
-            data if isinstance(data, int) else len(data),
-            options.batch or batch_size,
-            seed=self._seed,
-            epoch=self.epoch,
-            shuffle=shuffle,
-            drop_last=drop_last,
-        )
-        shares = sampler.shares(
-            planned, accumulate=options.accumulate or 1, rank=self._ranks.rank, world_size=self._ranks.size
-        )
         if self._steps_per_epoch is None:
-            self._steps_per_epoch = sum(share.last for share in shares)
+            samples = data if isinstance(data, int) else len(data)
+            self._steps_per_epoch = _steps(samples, self._feed.batch(batch_size), drop_last)
             self._learn_total()
-        if options.workers is not None and not isinstance(data, int):
-            loader["num_workers"] = options.workers
-        left = shares[self._state.batch :]
-        iterator = sampler.load(data, [one.indices for one in left], seed=self._seed, epoch=self.epoch, **loader)
-        self._state.take_random()
-        for share, batch in zip(left, iterator, strict=True):
-            self._state.batch += 1
-            with self._state.stepping.hand_out(share):
-                yield batch
+        yield from self._feed.batches(data, batch_size, shuffle=shuffle, drop_last=drop_last, loader=loader)
 
     def backward(self, loss: torch.Tensor) -> None:
         """`loss.backward()`, made right for parts of unequal size and for fp16.
@@ -254,8 +248,9 @@ class Run:
         Args:
             metrics: numbers or one-element tensors, e.g. loss; `loss` also shows as the run's present loss.
         """
+        self._refuse_what_does_nothing()
         complete = self._state.stepping.at_boundary
-        self._state.step += complete
+        self._state.stepped(complete)
         if complete and self.steps % self._log_every == 0 and metrics:
             self.log(**metrics)
         wish = self._boundary.agree(complete and self._plan.due(self.steps), may_save=complete)
@@ -265,7 +260,7 @@ class Run:
         if wish is Wish.STOP:
             self._keeper.stop()
         if wish is Wish.SAVE:
-            self.save()
+            self._keeper.save()
 
     def log(self, **metrics: Any) -> None:
         """Log metrics of the present step, e.g. after an epoch's evaluation."""
@@ -274,9 +269,17 @@ class Run:
     def save(self) -> bool:
         """Save now, unless this step is saved already; whether the step is saved.
 
-        Call it at a step boundary only, and on all processes. When the object store is away, training goes on and a
+        Call it right after `run.step`, and on all processes. When the object store is away, training goes on and a
         warning says so.
+
+        Raises:
+            ValueError: a run that resumes from here would lose a batch, or do the end of the epoch twice.
         """
+        if not self._state.saveable:
+            raise ValueError(
+                f"run.save: called in epoch {self.epoch} within a step or after the batches, expected right after "
+                "run.step(...): a run that resumed from here would lose a batch, or do the end of the epoch twice"
+            )
         return self._keeper.save()
 
     def finish(self, results: Mapping[str, Any] | None = None) -> None:
@@ -293,10 +296,23 @@ class Run:
             # Every process draws its own numbers; rank 0 those that it would draw if it were alone.
             seed_everything((self._seed + self._ranks.rank) % 2**32)
         self._keeper.restore()
+        # Once more when batches are asked for; a program with a loader of its own does not.
+        self._state.take_random(for_good=False)
         self._reporter.progress(Phase.TRAINING, self.steps, self.epoch)
         # A mere save that is asked for by now has nothing to save.
         if self._boundary.agree(due=False) is Wish.STOP:
             self._keeper.stop()
+
+    def _refuse_what_does_nothing(self) -> None:
+        if self._state.position.cut is not None:
+            return
+        given = {"batch": self._options.batch, "accumulate": (self._options.accumulate or 1) > 1}
+        if useless := [name for name, value in given.items() if value]:
+            with processes.refused_recipe_ends():
+                raise ValueError(
+                    f"recipe: {', '.join(useless)} would do nothing, since the program does not get its batches from "
+                    "run.batches(...); use that, or take the option out"
+                )
 
     def _learn_total(self) -> None:
         if self._steps_per_epoch is not None:

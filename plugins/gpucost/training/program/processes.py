@@ -54,6 +54,19 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def buffers_differ(model: torch.nn.Module) -> bool:
+    """Whether the next forward pass takes each process's own buffers, rather than rank 0's.
+
+    DistributedDataParallel makes them equal before a forward pass, unless the one before was without gradients or
+    between micro-steps (`require_forward_param_sync`), or the program does not want it.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(model, DistributedDataParallel):
+        return False
+    return not (model.require_forward_param_sync and model.broadcast_buffers)
+
+
 def join(around: Surroundings) -> None:
     """Meet the other processes that torchrun has started; nothing where this one is alone or has met them already."""
     import torch
@@ -61,15 +74,16 @@ def join(around: Surroundings) -> None:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    if ranks.world_size(around.environ) == 1 or dist.is_initialized():
-        return
-    with refused_recipe_ends():
-        seconds = around.options.nccl_timeout_seconds
-    dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        timeout=None if seconds is None else timedelta(seconds=seconds),
-        device_id=device() if torch.cuda.is_available() else None,
-    )
+    if ranks.world_size(around.environ) > 1 and not dist.is_initialized():
+        with refused_recipe_ends():
+            seconds = around.options.nccl_timeout_seconds
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo",
+            timeout=None if seconds is None else timedelta(seconds=seconds),
+            device_id=device() if torch.cuda.is_available() else None,
+        )
+    # Now, while all are here: who asks first later may ask alone.
+    ranks.ranks()
 
 
 @contextmanager

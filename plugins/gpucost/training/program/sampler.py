@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from gpucost.training.program.randomness import seed_everything
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -33,9 +35,18 @@ def order(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def batches(
-    size: int, batch_size: int, *, seed: int, epoch: int, shuffle: bool = True, drop_last: bool = False
+    size: int, batch_size: int, *, seed: int, epoch: int, shuffle: bool = True, drop_last: bool = False, begin: int = 0
 ) -> list[NDArray[np.int64]]:
     """The epoch's batches of sample indices; the last one may be smaller.
+
+    Args:
+        size: samples of an epoch.
+        batch_size: samples of a batch.
+        seed: the job's seed.
+        epoch: the epoch.
+        shuffle: whether their order is that of (seed, epoch); else as they lie.
+        drop_last: leave out a smaller last batch.
+        begin: so many samples of the order are left out, for the program has had them.
 
     Raises:
         ValueError: there is no sample, or `batch_size` is less than 1.
@@ -47,8 +58,8 @@ def batches(
     if batch_size < 1:
         raise ValueError(f"batch_size: got {batch_size}, expected 1 or more")
     indices = order(size, seed, epoch) if shuffle else np.arange(size, dtype=np.int64)
-    end = size - size % batch_size if drop_last else size
-    return [indices[start : start + batch_size] for start in range(0, end, batch_size)]
+    end = size - (size - begin) % batch_size if drop_last else size
+    return [indices[start : start + batch_size] for start in range(begin, end, batch_size)]
 
 
 @dataclass(frozen=True)
@@ -74,10 +85,12 @@ class Share:
         return self.micro == self.micros - 1
 
 
-def shares(planned: Sequence[NDArray[np.int64]], *, accumulate: int, rank: int, world_size: int) -> list[Share]:
+def shares(
+    planned: Sequence[NDArray[np.int64]], *, accumulate: int, rank: int, world_size: int, whole: int | None = None
+) -> list[Share]:
     """One process's shares of all batches: each batch is cut into `accumulate` micro-steps for each process.
 
-    A batch with fewer samples than the first has fewer micro-steps, not smaller ones: batch normalization fails on a
+    A smaller batch than the others has fewer micro-steps, not smaller ones: batch normalization fails on a
     share of one sample. One with fewer samples than processes is left out: they must all do the same number of steps.
 
     Args:
@@ -85,11 +98,12 @@ def shares(planned: Sequence[NDArray[np.int64]], *, accumulate: int, rank: int, 
         accumulate: micro-steps per batch.
         rank: this process.
         world_size: how many processes train.
+        whole: samples of a batch that is not a smaller last one; None: as the first has.
     """
     import numpy as np
 
     found = []
-    usual = max(1, len(planned[0]) // (accumulate * world_size)) if planned else 1
+    usual = max(1, (whole or len(planned[0])) // (accumulate * world_size)) if planned else 1
     for batch in planned:
         micros = min(accumulate, len(batch) // world_size, -(-len(batch) // (usual * world_size)))
         if micros == 0:
@@ -104,10 +118,15 @@ def shares(planned: Sequence[NDArray[np.int64]], *, accumulate: int, rank: int, 
 def load(data: Any, planned: Sequence[NDArray[np.int64]], *, seed: int, epoch: int, **loader: Any) -> Iterator[Any]:
     """The planned batches of `data`.
 
+    What a dataset draws in a worker process from the global generators of torch, numpy and python is a function of
+    (seed, epoch, the batch's first index): a worker's own state could not be saved.
+
     Args:
         data: a number of samples: the batches are tensors of indices. Or a dataset with `__getitem__`: they come
             from torch's DataLoader; its `set_epoch(epoch)` is called if it has one.
         planned: from `batches`.
+        seed: the job's seed.
+        epoch: the epoch.
         loader: further arguments for DataLoader.
     """
     import torch
@@ -120,15 +139,33 @@ def load(data: Any, planned: Sequence[NDArray[np.int64]], *, seed: int, epoch: i
         data.set_epoch(epoch)
     # Its own generator: the seeds that the loader draws for its workers must not come from the run's.
     own = torch.Generator().manual_seed(seed)
-    loader["worker_init_fn"] = functools.partial(_begin_worker, then=loader.get("worker_init_fn"))
+    loader["worker_init_fn"] = functools.partial(
+        _begin_worker, then=loader.get("worker_init_fn"), seed=seed, epoch=epoch
+    )
     return iter(DataLoader(data, batch_sampler=[batch.tolist() for batch in planned], generator=own, **loader))
 
 
-def _begin_worker(worker: int, then: Callable[[int], None] | None) -> None:
+def _begin_worker(worker: int, then: Callable[[int], None] | None, seed: int, epoch: int) -> None:
+    from torch.utils.data import get_worker_info
+
     # A machine that shuts down signals every process: the loop still needs its batch to reach the step boundary.
     signal.signal(signal.SIGTERM, _let_one_pass)
     if then is not None:
         then(worker)
+    if (info := get_worker_info()) is not None:
+        _seed_each_batch(info.dataset, seed, epoch)
+
+
+def _seed_each_batch(data: Any, seed: int, epoch: int) -> None:
+    """Change the worker's own copy of the dataset: a loader asks for a batch by `__getitems__` where there is one."""
+    getitems = getattr(data, "__getitems__", None) or (lambda indices: [data[index] for index in indices])
+
+    def seeded(indices: list[int]) -> Any:
+        seed_everything(int(_seed_sequence(seed, epoch, "loader", indices[0]).generate_state(1)[0]))
+        return getitems(indices)
+
+    if hasattr(data, "__dict__"):  # Else it is a plain list or the like, which draws nothing.
+        data.__getitems__ = seeded
 
 
 def _let_one_pass(_number: int, _frame: FrameType | None) -> None:

@@ -84,16 +84,31 @@ def test_the_last_save_is_given_what_the_longest_took_and_a_half(sync: Sync, tmp
 
 
 def test_the_end_is_kept(sync: Sync, tmp_path: Path) -> None:
-    assert FolderKeeper(sync, tmp_path, every_seconds=3600).finish(time.monotonic() + 10)
+    last = FolderKeeper(sync, tmp_path, every_seconds=3600).last_save(patience=0)
+    last.join(10)
+    assert last.done
+    assert last.exit_code() == 0
     assert sync.saves == [True]
 
 
 def test_an_end_that_is_not_kept_is_told(sync: Sync, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sync.error = ConnectionError("refused")
-    assert not FolderKeeper(sync, tmp_path, every_seconds=3600).finish(time.monotonic() + 10)
+    last = FolderKeeper(sync, tmp_path, every_seconds=3600).last_save(patience=0)
+    last.join(10)
+    assert not last.done
     assert "what was saved last is not kept: refused" in capsys.readouterr().err
-    sync.error, sync.hangs = None, threading.Event()
-    assert not FolderKeeper(sync, tmp_path, every_seconds=3600).finish(time.monotonic() + 0.1)
+
+
+def test_the_last_save_goes_on_when_asked_to_end_and_is_left_alone_when_there_is_no_time(
+    sync: Sync, tmp_path: Path
+) -> None:
+    sync.hangs = threading.Event()
+    last = FolderKeeper(sync, tmp_path, every_seconds=3600).last_save(patience=0)
+    last.ask_to_end()
+    assert last.exit_code() is None
+    last.kill()
+    assert last.exit_code() == 0
+    assert not last.done
 
 
 @pytest.mark.parametrize(

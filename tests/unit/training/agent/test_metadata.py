@@ -13,7 +13,7 @@ from gpucost.training.agent.identity import Identity, Unidentified, find_identit
 from gpucost.training.agent.imds import Metadata
 from gpucost.training.agent.notices import Action, Notices, Rebalance, parse_action, parse_rebalance
 from gpucost.training.agent.orders import Order, Save, Stop
-from gpucost.training.agent.watch import NoticeWatch
+from gpucost.training.agent.watch import PASSED_SECONDS, NoticeWatch
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 TAGS = {"gpucost:job": "j", "gpucost:lease": "l", "gpucost:attempt": "4"}
@@ -174,6 +174,14 @@ def test_a_rebalance_saves_and_an_action_stops_before_its_time() -> None:
     assert isinstance(stop, Stop)
     assert stop.reason is Reason.INTERRUPTED
     assert stop.within == pytest.approx(20)  # Twenty minutes at sixty times the speed are twenty real seconds.
+
+
+def test_a_notice_whose_time_has_passed_leaves_some_to_save_in() -> None:
+    service = Service().set("spot/instance-action", '{"action": "terminate", "time": "2026-11-30T12:00:00Z"}')
+    late = NOON + timedelta(seconds=3)
+    orders: list[Order] = []
+    NoticeWatch(Notices(Metadata({}, service)), SpecClock(real_now=lambda: late), orders.append).look()
+    assert [order.within for order in orders if isinstance(order, Stop)] == [PASSED_SECONDS]
 
 
 def test_a_notice_is_obeyed_although_another_cannot_be_read() -> None:

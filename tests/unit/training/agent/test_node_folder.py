@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+
+import pytest
 
 from gpucost.job import JobId
 from gpucost.jobstore import Command, JobSpec
 from gpucost.training.agent import launching
 from gpucost.training.agent.attempt import package_root
 from gpucost.training.agent.main import EXIT_CODES
+from gpucost.training.agent.say import say
 from gpucost.training.workdir import Progress, Request, Result, Workdir
 
 SPEC = JobSpec(
@@ -90,3 +94,11 @@ def test_the_agent_loads_neither_torch_nor_airflow() -> None:
 
 def test_only_completion_exits_with_zero() -> None:
     assert [reason for reason, code in EXIT_CODES.items() if code == 0] == ["completed"]
+
+
+def test_an_agent_whose_log_is_full_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stderr", full)
+        say("more than fits")
+        with contextlib.suppress(OSError):  # Closing tries once more.
+            full.close()

@@ -121,3 +121,7 @@ def test_it_is_left_alone_when_the_node_must_go() -> None:
     assert preparing.refused is None
     go_on.set()
     preparing.join(10)
+
+
+def test_a_work_folder_that_the_program_removed_has_the_room_of_the_disk_below(tmp_path: Path) -> None:
+    assert not opening.has_no_room(tmp_path / "gone" / "deeper")

@@ -15,7 +15,7 @@ from gpucost.jobstore import JobStore, Live, MetricPoint, Phase, Telemetry
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
 from gpucost.training.agent.identity import Identity
-from gpucost.training.agent.relay import CHUNK_BYTES, Relay, Tail, cut
+from gpucost.training.agent.relay import CHUNK_BYTES, PIECES_AT_ONCE, Relay, Tail, cut
 from gpucost.training.workdir import Progress, Workdir
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
@@ -222,6 +222,24 @@ def test_what_the_program_garbled_stops_no_heartbeat(node: Node, capsys: pytest.
     node.relay.beat()
     assert (heard := Live(node.objects).read("l-1"))
     assert heard.step == 70
+
+
+@pytest.mark.parametrize("name", ["progress.json", "result.json", "failure.json", "program.log", "metrics.jsonl"])
+def test_a_folder_in_a_files_place_stops_no_heartbeat(node: Node, name: str) -> None:
+    place = node.workdir.path / name
+    place.unlink(missing_ok=True)
+    place.mkdir()
+    node.relay.beat()
+    node.relay.forward(final=True)
+    assert (node.relay.progress(), node.relay.result(), node.relay.failure()) == (None, None, None)
+
+
+def test_much_log_leaves_the_next_heartbeat_its_turn(node: Node) -> None:
+    node.workdir.log.write_bytes(b"x" * (CHUNK_BYTES * (PIECES_AT_ONCE + 2)) + b"\n")
+    node.relay.forward()
+    assert len(node.sent()) == PIECES_AT_ONCE
+    node.relay.forward()
+    assert sum(map(len, node.sent())) == node.workdir.log.stat().st_size
 
 
 def test_a_piece_starts_where_the_confirmed_one_ended(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gpucost.training.agent.hang import Hang
 from gpucost.training.agent.orders import Extend, Kill, Order, Reconfigure, Save, Stop
 from gpucost.training.agent.supervisor import Asking, Supervisor
 from gpucost.training.agent.watch import ControlWatch, Repeat
-from gpucost.training.workdir import EXIT_STOPPED, Progress, Workdir
+from gpucost.training.workdir import EXIT_REFUSED, EXIT_STOPPED, Progress, Workdir
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 REAL = datetime(2030, 1, 1, tzinfo=UTC)
@@ -165,6 +165,16 @@ def test_an_expired_node_ends_although_it_was_asked_to_stop_before(stage: Stage)
     assert stage.supervisor.asked.reason is Reason.STOPPED
 
 
+def test_an_expiry_beyond_all_calendars_stands(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(_: datetime) -> None:
+        raise OverflowError("date value out of range")
+
+    supervisor = stage.make(extend=refuse)
+    supervisor.begin(stage.program)
+    supervisor.obey(Extend(datetime.max.replace(tzinfo=UTC)))
+    assert "expiry stays" in capsys.readouterr().err
+
+
 def test_an_expiry_that_cannot_be_extended_stands(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(expires_at: datetime) -> None:
         raise BlockingIOError("no more processes")
@@ -219,6 +229,38 @@ def test_a_program_that_hangs_leaves_its_stacks_and_is_ended(stage: Stage) -> No
     assert stage.supervisor.stacks_from == 70
 
 
+def test_where_a_time_is_stated_none_of_it_goes_into_stacks(stage: Stage) -> None:
+    stage.workdir.write_progress(Progress(step=5, at=NOW))
+    stage.passes(19_990)
+    stage.supervisor.obey(Stop(Reason.INTERRUPTED, "notice", within=60))
+    stage.passes(40)
+    assert not stage.program.dumped
+    assert not stage.program.killed
+
+
+def test_what_is_left_to_do_after_the_end_takes_its_time_until_one_is_stated(stage: Stage) -> None:
+    stage.supervisor.obey(Kill(Reason.HUNG, "hung"))
+    stage.passes(100)
+    work = Fake()
+    looks = 0
+    look = work.exit_code
+
+    def later() -> int | None:
+        nonlocal looks
+        looks += 1
+        stage.real += 100
+        first_notice = looks == 50
+        again: Order = Stop(Reason.INTERRUPTED, "notice", within=120) if first_notice else Save("no need to wait")
+        stage.supervisor.orders.put(again)
+        return look()
+
+    work.exit_code = later  # type: ignore[method-assign]
+    stage.supervisor.follow_up(work)
+    assert work.killed
+    assert 50 < looks < 55
+    assert stage.supervisor.gone_by is not None
+
+
 class TestReconfigure:
     """Another recipe: the program saves, ends, and is started again; or goes on as before."""
 
@@ -256,6 +298,14 @@ class TestReconfigure:
     def test_a_program_that_ended_otherwise_is_not_started_again(self, code: int | None) -> None:
         self.supervisor.obey(Reconfigure({"batch": 32}, "tuning"))
         assert self.supervisor.recipe_to_start_with(code) is None
+
+    def test_one_that_the_program_cannot_do_is_taken_back_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.supervisor.obey(Reconfigure({"batch": 32}, "tuning"))
+        assert self.supervisor.recipe_to_start_with(EXIT_STOPPED) == Recipe(batch=32)
+        assert self.supervisor.recipe_to_start_with(EXIT_REFUSED) == Recipe(batch=64)
+        assert "cannot do the recipe {'batch': 32}; going on with the one before" in capsys.readouterr().err
+        assert self.supervisor.recipe == Recipe(batch=64)
+        assert self.supervisor.recipe_to_start_with(EXIT_REFUSED) is None
 
     def test_nor_one_that_is_to_stop_meanwhile(self) -> None:
         self.supervisor.obey(Reconfigure({"batch": 32}, "tuning"))

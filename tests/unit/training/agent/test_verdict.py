@@ -25,6 +25,7 @@ NOW = datetime(2026, 11, 30, tzinfo=UTC)
 AT_90 = Progress(step=90, at=NOW, total_steps=100, saved_step=80)
 FINISHED = Result(status="finished", step=100, saved_step=100)
 STOPPED = Result(status="stopped", step=90, saved_step=90)
+FENCED = Result(status="fenced", step=90, saved_step=80)
 NOTICE = Asked(Reason.INTERRUPTED, "notice: terminate at noon")
 CUDA = (
     "Traceback (most recent call last):\n  ...\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
@@ -58,13 +59,21 @@ CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: 
             "stopped at step 90, saved at step 90",
         ),
         (Ending(-9, None, AT_90, asked=NOTICE, killed=True), Reason.INTERRUPTED, "no step boundary in time"),
+        (
+            Ending(-9, STOPPED, AT_90, asked=NOTICE, killed=True),
+            Reason.INTERRUPTED,
+            "step 90; the program did not end in",
+        ),
         (Ending(None, None, AT_90, asked=NOTICE, killed=True), Reason.INTERRUPTED, "was killed and has not ended"),
         (Ending(1, None, AT_90, asked=NOTICE), Reason.INTERRUPTED, "ended by itself meanwhile (exit code 1)"),
         (Ending(EXIT_STOPPED, STOPPED, AT_90, asked=Asked(Reason.EXPIRED, "passed")), Reason.EXPIRED, "passed"),
         (Ending(EXIT_STOPPED, STOPPED, AT_90), Reason.INTERRUPTED, "got SIGTERM"),
         (Ending(-15, None, None), Reason.INTERRUPTED, "nothing was saved"),
-        (Ending(EXIT_FENCED, None, AT_90), Reason.FENCED, "newer attempt"),
-        (Ending(EXIT_TORN, None, None, log_tail="a, b\n"), Reason.CHECKPOINTS_TORN, "none of them is whole"),
+        (Ending(EXIT_FENCED, FENCED, AT_90), Reason.FENCED, "newer attempt"),
+        (Ending(EXIT_FENCED, None, AT_90), Reason.BAD_PROGRAM, "exit code 76"),
+        (Ending(EXIT_STOPPED, None, AT_90), Reason.BAD_PROGRAM, "exit code 75"),
+        (Ending(EXIT_STOPPED, None, None, folder_saved=True), Reason.BAD_PROGRAM, "exit code 75"),
+        (Ending(EXIT_TORN, None, None, log_tail="a, b\n"), Reason.CHECKPOINTS_TORN, "exit code 65: the job has"),
         (
             Ending(EXIT_REFUSED, None, None, log_tail="gpucost: recipe: no bf16\n"),
             Reason.BAD_REQUEST,

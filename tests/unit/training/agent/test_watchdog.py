@@ -85,6 +85,11 @@ def test_an_expiry_that_has_passed_leaves_time_for_an_orderly_end(started: list[
     assert started[0].at == NOW + MARGIN
 
 
+def test_an_expiry_beyond_all_calendars_is_never(started: list[Waiting]) -> None:
+    Watchdog("shutdown -h now", real_now=lambda: NOW).arm(SpecClock(), datetime.max.replace(tzinfo=UTC))
+    assert started[0].at.year == 9999
+
+
 def test_armed_anew_the_old_one_ends_after_the_new_one_has_begun(started: list[Waiting]) -> None:
     dog = Watchdog("shutdown -h now", real_now=lambda: NOW)
     dog.arm(SpecClock(), NOW + timedelta(hours=1))

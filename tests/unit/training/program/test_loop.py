@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from gpucost.clock import ClockSpec, SpecClock
-from gpucost.job import CheckpointPlan, JobId
-from gpucost.jobstore import Command, ExitRecord, JobSpec, JobStore, MetricPoint, Phase
+from gpucost.jobstore import Command, ExitRecord, MetricPoint, Phase
 from gpucost.objects import Objects
 from gpucost.reasons import Reason
 from gpucost.recipe import Recipe
@@ -26,44 +25,10 @@ from gpucost.training.program.keeping import Fenced, Stopped
 from gpucost.training.program.loop import Run
 from gpucost.training.program.reporting import Reporter
 from gpucost.training.workdir import EXIT_STORE, Request, Workdir
+from tests.fakes.node import Node
 
 EPOCHS, SAMPLES, BATCH = 3, 10, 3
 STEPS = EPOCHS * 4
-
-
-class Node:
-    """A program's surroundings as the agent makes them."""
-
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_steps: int = 5) -> None:
-        self._monkeypatch = monkeypatch
-        self._tmp_path = tmp_path
-        self.every_steps = every_steps
-        self.recipe = Recipe()
-        url = (tmp_path / "store").as_uri()
-        self.store = JobStore(Objects.open(url), "job")
-        monkeypatch.setenv("GPUCOST_STORE_URL", url)
-        monkeypatch.setenv("GPUCOST_JOB", "job")
-        self.attempt(1)
-
-    def attempt(self, number: int) -> Workdir:
-        self.store.claim(number)
-        workdir = Workdir(self._tmp_path / f"node-{number}")
-        workdir.write_job(
-            JobSpec(
-                job_id=JobId(dag_id="d", run_id="r", task_id="t"),
-                name="t",
-                code_digest="0",
-                program="train.py",
-                seed=11,
-                recipe=self.recipe,
-                checkpoint=CheckpointPlan(every_steps=self.every_steps),
-                clock=ClockSpec.real(),
-            )
-        )
-        self._monkeypatch.setenv("GPUCOST_WORKDIR", str(workdir.path))
-        self._monkeypatch.setenv("GPUCOST_ATTEMPT", str(number))
-        self.workdir = workdir
-        return workdir
 
 
 @pytest.fixture

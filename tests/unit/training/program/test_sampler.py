@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,8 +87,6 @@ class Numbers:
 
 
 def test_a_dataset_is_loaded_in_the_planned_order_without_touching_the_global_generator() -> None:
-    import torch
-
     planned = sampler.batches(10, 4, seed=1, epoch=3)
     torch.manual_seed(5)
     loaded = [batch.tolist() for batch in sampler.load(Numbers(), planned, seed=1, epoch=3)]
@@ -131,3 +131,24 @@ def test_a_worker_that_is_told_twice_ends() -> None:
     loader = sampler.load(Signalled(2), planned, seed=1, epoch=0, num_workers=1)
     with pytest.raises(RuntimeError, match="worker"):
         list(loader)
+
+
+class Augmented:
+    """A dataset that draws from the global generators, as torchvision's transforms do."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + torch.rand(1).item() + float(np.random.rand()) + random.random()
+
+
+def test_what_a_dataset_draws_in_workers_is_the_same_after_a_resume_and_another_in_each_epoch() -> None:
+    def loaded(epoch: int, begin: int) -> list[list[float]]:
+        planned = sampler.batches(12, 3, seed=1, epoch=epoch)[begin:]
+        return [batch.tolist() for batch in sampler.load(Augmented(), planned, seed=1, epoch=epoch, num_workers=2)]
+
+    whole = loaded(0, 0)
+    assert loaded(0, 1) == whole[1:]
+    fractions = {round(value % 1, 9) for batch in whole + loaded(1, 0) for value in batch}
+    assert len(fractions) == 24

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,19 @@ from hypothesis import strategies as st
 from gpucost.recipe import Options
 from gpucost.training.program import sampler
 from gpucost.training.program.stepping import Stepping
+from gpucost.training.workdir import EXIT_REFUSED
 
 SAMPLES = 7
 DATA = torch.linspace(-1, 1, SAMPLES * 3).reshape(SAMPLES, 3)
+
+
+@contextmanager
+def refused(words: str, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """The program ends as one whose recipe cannot be done, and says why."""
+    with pytest.raises(SystemExit) as ended:
+        yield
+    assert ended.value.code == EXIT_REFUSED
+    assert words in capsys.readouterr().err
 
 
 def model() -> torch.nn.Linear:
@@ -40,6 +53,8 @@ def trained(options: Options, accumulate: int, order: str, weighted: bool, batch
         with stepping.hand_out(share):
             if order == "zero first":
                 optimizer.zero_grad()
+            if order == "zero model":
+                net.zero_grad()
             loss = loss_of(net, share.indices)
             if weighted:
                 stepping.backward(loss)
@@ -53,7 +68,7 @@ def trained(options: Options, accumulate: int, order: str, weighted: bool, batch
     return net
 
 
-@pytest.mark.parametrize("order", ["zero first", "zero last"])
+@pytest.mark.parametrize("order", ["zero first", "zero last", "zero model"])
 @pytest.mark.parametrize("accumulate", [2, 3, 7, 50])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_accumulated_is_as_if_computed_at_once(order: str, accumulate: int, clip: float | None) -> None:
@@ -90,6 +105,59 @@ def test_gradients_are_clipped_together() -> None:
     assert (after - before).norm().item() == pytest.approx(0.25, rel=1e-5)
 
 
+def micro_steps(options: Options, accumulate: int = 2) -> tuple[torch.nn.Linear, torch.optim.Optimizer, Stepping, Any]:
+    """A model, and the shares of one batch."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    stepping = Stepping(net, optimizer, None, options)
+    return net, optimizer, stepping, sampler.shares([np.arange(6)], accumulate=accumulate, rank=0, world_size=1)
+
+
+def test_a_copy_of_the_model_may_forget_its_gradients() -> None:
+    net, optimizer, stepping, (first, _) = micro_steps(Options(accumulate=2))
+    with stepping.hand_out(first):
+        stepping.backward(loss_of(net, first.indices))
+        optimizer.step()
+    average = copy.deepcopy(net)
+    average.weight.grad = torch.ones(1, 3)
+    average.zero_grad()
+    net.zero_grad()
+    assert average.weight.grad is None
+    assert net.weight.grad is not None
+
+
+@pytest.mark.parametrize("options", [Options(accumulate=2), Options(clip_norm=1.0)])
+def test_a_closure_is_refused(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    _, optimizer, stepping, (first, _) = micro_steps(options)
+    with stepping.hand_out(first), refused("a closure", capsys):
+        optimizer.step(lambda: 0.0)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_program_that_clips_parts_of_a_gradient_is_refused(
+    weighted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, optimizer, stepping, (first, _) = micro_steps(Options(accumulate=2))
+    with stepping.hand_out(first):
+        loss = loss_of(net, first.indices)
+        stepping.backward(loss) if weighted else loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e6)
+        with refused("set clip_norm in the recipe", capsys):
+            optimizer.step()
+
+
+def test_a_batch_that_the_program_leaves_half_done_does_not_leak_into_the_next() -> None:
+    net, optimizer, stepping, shares = micro_steps(Options(accumulate=2))
+    for share in (shares[0], *shares):
+        with stepping.hand_out(share):
+            stepping.backward(loss_of(net, share.indices))
+            optimizer.step()
+    expected = model()
+    loss_of(expected, slice(0, 6)).backward()
+    assert expected.weight.grad is not None
+    torch.testing.assert_close(net.weight, expected.weight - 0.1 * expected.weight.grad)
+
+
 class TestHalfPrecision:
     def stepping(self) -> tuple[torch.nn.Linear, torch.optim.Optimizer, Stepping]:
         net = model()
@@ -101,10 +169,23 @@ class TestHalfPrecision:
         scaled = trained(Options(precision="fp16", accumulate=3), 3, "zero first", weighted=True)
         torch.testing.assert_close(scaled.weight, once.weight, rtol=1e-4, atol=1e-5)
 
-    def test_a_loss_that_nobody_scaled_is_refused(self) -> None:
+    def test_a_loss_that_nobody_scaled_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         net, optimizer, _ = self.stepping()
         loss_of(net, slice(None)).backward()
-        with pytest.raises(ValueError, match=r"run\.backward\(loss\)"):
+        with refused("run.backward(loss)", capsys):
+            optimizer.step()
+
+    def test_a_program_that_clips_scaled_gradients_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        stepping = Stepping(net, optimizer, None, Options(precision="fp16"))
+        for clips in (False, True):
+            optimizer.zero_grad()
+            stepping.backward(loss_of(net, slice(None)))
+            if not clips:
+                optimizer.step()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with refused("set clip_norm in the recipe", capsys):
             optimizer.step()
 
     def test_a_step_with_an_overflow_is_left_out_and_the_scale_goes_down(self) -> None:
