@@ -200,8 +200,8 @@ prepare()
 
 def test_buffers_that_differ_between_the_processes_come_back(training: Callable[[str], Training]) -> None:
     """A forward pass without gradients lets the next one begin with each process's own buffers."""
-    look = "                with torch.no_grad():\n                    model(data[batch])\n"
-    program = PROGRAM.replace("                time.sleep", f"{look}                time.sleep")
+    look = "            with torch.no_grad():\n                model(data[batch])\n"
+    program = PROGRAM.replace("            time.sleep", f"{look}            time.sleep")
     program = program.replace("\nprepare()\n", CENTRED).replace("torch.nn.BatchNorm1d(8)", "Centred()")
     program = program.replace("epochs=6", "epochs=2")
     digests = []

@@ -71,6 +71,29 @@ def checkpointed(
         folder: where checkpoints go outside gpucost; None: nowhere.
     """
     around = Surroundings.find()
+    state = _state(around, model, optimizer, scheduler, scaler, extra or {})
+    return Run(
+        state,
+        around,
+        model=model,
+        epochs=epochs,
+        seed=around.seed if seed is None else seed,
+        steps_per_epoch=steps_per_epoch,
+        every_steps=around.options.checkpoint_every_steps or every_steps or around.plan.every_steps,
+        log_every=log_every,
+        folder=None if folder is None else Path(folder),
+    )
+
+
+def _state(
+    around: Surroundings,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Stateful | None,
+    scaler: Stateful | None,
+    extra: Mapping[str, Stateful],
+) -> RunState:
+    """What is kept, once the recipe has been applied to it."""
     if ranks().size > 1 and bare(model) is model:
         raise ValueError(
             f"checkpointed: {ranks().size} processes train, but the model is not replicated, so each would train its "
@@ -85,21 +108,9 @@ def checkpointed(
                 "recipe: accumulate and fp16 cannot be applied to a program with a scaler of its own; "
                 "take it out, and call run.backward(loss) in place of scaler.scale(loss).backward()"
             )
-    optional = {"scheduler": scheduler, "scaler": scaler}
     things: dict[str, Stateful] = {"model": bare(model), "optimizer": optimizer}
-    things |= {name: thing for name, thing in optional.items() if thing is not None}
-    things |= {f"extra.{name}": thing for name, thing in (extra or {}).items()}
-    return Run(
-        RunState(things, stepping),
-        around,
-        model=model,
-        epochs=epochs,
-        seed=around.seed if seed is None else seed,
-        steps_per_epoch=steps_per_epoch,
-        every_steps=options.checkpoint_every_steps or every_steps or around.plan.every_steps,
-        log_every=log_every,
-        folder=None if folder is None else Path(folder),
-    )
+    things |= {name: thing for name, thing in (("scheduler", scheduler), ("scaler", scaler)) if thing is not None}
+    return RunState(things | {f"extra.{name}": thing for name, thing in extra.items()}, stepping)
 
 
 def steps_per_epoch(samples: int, batch_size: int, *, drop_last: bool = False) -> int:
