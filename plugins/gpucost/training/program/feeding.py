@@ -35,6 +35,15 @@ class Feed:
         self._say = say
         self._fed: int | None = None
         """The epoch whose batches were asked for."""
+        self._loaded: Iterator[Any] = iter(())
+
+    def close(self) -> None:
+        """End the processes that load data.
+
+        Torch does so when its iterator goes, but not at python's exit, which then waits up to ten seconds for each;
+        and the traceback of whatever ends the program keeps the iterator until then.
+        """
+        self._loaded = iter(())
 
     def batch(self, batch_size: int) -> int:
         """Samples of a batch where the program asks for `batch_size`."""
@@ -46,18 +55,21 @@ class Feed:
         """The batches that are left of the present epoch; see `Run.batches`."""
         state = self._state
         left = self._left(data if isinstance(data, int) else len(data), batch_size, shuffle, drop_last)
-        iterator = sampler.load(
+        # Held here and nowhere else; see `close`.
+        self._loaded = sampler.load(
             data, [one.indices for one in left], seed=self._seed, epoch=state.epoch, **self._loading(data, loader)
         )
         state.take_random()
         epoch = state.epoch
         try:
-            for share, batch in zip(left, iterator, strict=True):
+            for share in left:
+                batch = next(self._loaded)
                 state.position.given += 1
                 state.saveable = False
                 with state.stepping.hand_out(share):
                     yield batch
         finally:
+            self.close()
             # A loop that was left early may be closed late.
             if state.epoch == epoch:
                 # What the program does after the batches, it does again when it resumes from here.

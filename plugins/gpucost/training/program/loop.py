@@ -191,7 +191,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give SIGTERM back to whoever had it."""
+        """End what loads data, and give SIGTERM back to whoever had it."""
+        self._feed.close()
         self._boundary.give_back()
         self._reporter.progress(Phase.ENDED, self.steps, self.epoch)
         if kind is None and not self._state.finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -164,6 +165,29 @@ class TestAccumulation:
 
         train(ask)
         assert saved[:4] == [None, None, 1, 1]
+
+
+def test_a_stopped_run_leaves_no_process_that_loads_data(node: Node) -> None:
+    """Python would wait for each of them at its exit, up to ten seconds, while the node's time runs out."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.ones(64, 1))
+
+    def run_until_stopped() -> None:
+        with checkpointed(model, optimizer, epochs=2) as run:
+            for _ in run.epochs():
+                for (batch,) in run.batches(data, 2, num_workers=2):
+                    run.backward(model(batch).sum())
+                    optimizer.step()
+                    if run.steps == 3:
+                        assert len(multiprocessing.active_children()) == 2
+                        node.workdir.ask(Request(sequence=1, command=Command.SAVE_AND_STOP))
+                    run.step()
+
+    with pytest.raises(Stopped) as stopped:
+        run_until_stopped()
+    assert multiprocessing.active_children() == []
+    assert stopped.traceback, "which holds the frames of the loop, as at a program's end"
 
 
 class Count:
