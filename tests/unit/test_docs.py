@@ -11,9 +11,11 @@ import pytest
 from pydantic import BaseModel
 from typer.main import get_command
 
+from gpucost import gpus
 from gpucost.db.tables import Base
 from gpucost.job import TrainingJob
 from gpucost.placement.policies.registry import make_policy
+from gpucost.recipe import Options, Recipe
 from gpucost.rehearsal.api.actions import ACTIONS, REFUSED
 from gpucost.rehearsal.control import Control
 from gpucost.rehearsal.faults.control import FaultsControl
@@ -65,6 +67,31 @@ def test_every_field_of_the_job_is_in_the_reference() -> None:
     page = (ROOT / "docs/reference/settings.md").read_text()
     named = set(re.findall(r"`(\w+)`", page.split("## The job")[1]))
     assert set(TrainingJob.model_fields) <= named
+
+
+RECIPE = "docs/reference/recipe.md"
+
+
+def test_options_of_a_recipe() -> None:
+    assert first_cells(section("Options", RECIPE)) == set(Recipe.model_fields)
+
+
+def test_every_option_of_a_recipe_was_measured_or_says_why_not() -> None:
+    measured = " ".join(first_cells(section("Measured", RECIPE)))
+    assert set(Options.model_fields) == set(re.findall(r"(\w+):", measured))
+
+
+def test_gpus_that_recipes_know() -> None:
+    told = re.findall(r"^\| `(.+)` \| (.+) \| (.+) \|$", section("GPUs that are known", RECIPE), re.MULTILINE)
+    known = [gpu for kind in gpus.KINDS if (gpu := gpus.find(kind))]
+    assert told == [
+        (
+            gpu.kind,
+            "{}.{}".format(*gpu.capability) if gpu.capability else "not for CUDA",
+            ", ".join(f"{memory:g}" for memory in gpu.memory_gib),
+        )
+        for gpu in known
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

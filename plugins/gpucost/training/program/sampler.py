@@ -115,6 +115,10 @@ def shares(
     return found
 
 
+LAST_BATCH_SECONDS = 30
+"""Real seconds for which a process that loads data outlives its SIGTERM, so that the loop gets its last batch."""
+
+
 def load(data: Any, planned: Sequence[NDArray[np.int64]], *, seed: int, epoch: int, **loader: Any) -> Iterator[Any]:
     """The planned batches of `data`.
 
@@ -169,8 +173,11 @@ def _seed_each_batch(data: Any, seed: int, epoch: int) -> None:
 
 
 def _let_one_pass(_number: int, _frame: FrameType | None) -> None:
-    # A second one is torch's, or python's at its exit, for a worker that does not end when told to.
+    # A second one is torch's, for a worker that does not end when told to.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Python's own at its exit may be the first, and is waited for without end.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LAST_BATCH_SECONDS)
 
 
 def generator(seed: int, epoch: int, *, stream: str = "", index: int | None = None) -> np.random.Generator:

@@ -176,7 +176,8 @@ def test_a_stopped_run_leaves_no_process_that_loads_data(node: Node) -> None:
     def run_until_stopped() -> None:
         with checkpointed(model, optimizer, epochs=2) as run:
             for _ in run.epochs():
-                for (batch,) in run.batches(data, 2, num_workers=2):
+                batches = run.batches(data, 2, num_workers=2)  # a name, which the traceback keeps
+                for (batch,) in batches:
                     run.backward(model(batch).sum())
                     optimizer.step()
                     if run.steps == 3:
