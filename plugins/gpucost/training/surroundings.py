@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpucost.clock import SpecClock
-from gpucost.fitness import refusal
+from gpucost.fitness import refusal, remarks
 from gpucost.gpus import kind_of
 from gpucost.job import CheckpointPlan
 from gpucost.jobstore import JobSpec, JobStore
@@ -69,6 +69,11 @@ class Surroundings:
         if why := refusal(options, kind, capability):
             raise ValueError(f"recipe: {why}")
         return options
+
+    @property
+    def remarks(self) -> list[str]:
+        """What of the recipe is allowed here and does not do what one may hope for."""
+        return remarks(self.options, _gpu()[0], self.spec.world_size) if self.spec else []
 
     @property
     def clock(self) -> SpecClock:

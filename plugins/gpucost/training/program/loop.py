@@ -150,6 +150,7 @@ class Run:
         self._state = state
         self._model = model
         self._options = around.options
+        self._remarks = around.remarks
         self._epochs = epochs
         self._seed = seed
         self._steps_per_epoch = steps_per_epoch
@@ -307,6 +308,8 @@ class Run:
         if self._ranks.rank > 0:
             # Every process draws its own numbers; rank 0 those that it would draw if it were alone.
             seed_everything((self._seed + self._ranks.rank) % 2**32)
+        for remark in self._remarks:
+            self._reporter.say(f"recipe: {remark}")
         self._keeper.restore()
         # Once more when batches are asked for; a program with a loader of its own does not.
         self._state.take_random(for_good=False)

@@ -107,6 +107,13 @@ def test_killed_after_any_step_the_resumed_run_ends_the_same(
     assert progress.resumed_step == step - step % every_steps
 
 
+def test_a_recipe_that_helps_less_than_hoped_is_remarked(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+    node.recipe = Recipe(nccl_timeout_seconds=60)
+    node.attempt(1)
+    train()
+    assert "gpucost: recipe: nccl_timeout_seconds: one process trains alone" in capfd.readouterr().err
+
+
 class TestAccumulation:
     """One batch of 3 samples in 3 micro-steps; the last batch of an epoch has 1 sample, so 1 micro-step."""
 
