@@ -40,10 +40,12 @@ class Feed:
     def close(self) -> None:
         """End the processes that load data.
 
-        Torch does so when its iterator goes, but not at python's exit, which then waits up to ten seconds for each;
-        and the traceback of whatever ends the program keeps the iterator until then.
+        Torch does so when its iterator goes, but not at python's exit, which then waits for them; and the traceback of
+        whatever ends the program, which may come from the iterator itself, keeps it until then.
         """
-        self._loaded = iter(())
+        loaded, self._loaded = self._loaded, iter(())
+        if (end := getattr(loaded, "_shutdown_workers", None)) is not None:
+            end()
 
     def batch(self, batch_size: int) -> int:
         """Samples of a batch where the program asks for `batch_size`."""
@@ -55,7 +57,6 @@ class Feed:
         """The batches that are left of the present epoch; see `Run.batches`."""
         state = self._state
         left = self._left(data if isinstance(data, int) else len(data), batch_size, shuffle, drop_last)
-        # Held here and nowhere else; see `close`.
         self._loaded = sampler.load(
             data, [one.indices for one in left], seed=self._seed, epoch=state.epoch, **self._loading(data, loader)
         )

@@ -146,7 +146,24 @@ def load(data: Any, planned: Sequence[NDArray[np.int64]], *, seed: int, epoch: i
     loader["worker_init_fn"] = functools.partial(
         _begin_worker, then=loader.get("worker_init_fn"), seed=seed, epoch=epoch
     )
-    return iter(DataLoader(data, batch_sampler=[batch.tolist() for batch in planned], generator=own, **loader))
+    return iter(DataLoader(data, batch_sampler=_Lists(planned), generator=own, **loader))
+
+
+class _Lists:
+    """Batches as lists of numbers, each made when it is asked for: an epoch of them takes a list's 36 bytes a sample.
+
+    Args:
+        planned: the batches.
+    """
+
+    def __init__(self, planned: Sequence[NDArray[np.int64]]) -> None:
+        self._planned = planned
+
+    def __len__(self) -> int:
+        return len(self._planned)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (batch.tolist() for batch in self._planned)
 
 
 def _begin_worker(worker: int, then: Callable[[int], None] | None, seed: int, epoch: int) -> None:

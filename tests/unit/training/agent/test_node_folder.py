@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -102,3 +103,6 @@ def test_an_agent_whose_log_is_full_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
         say("more than fits")
         with contextlib.suppress(OSError):  # Closing tries once more.
             full.close()
+    monkeypatch.setattr("sys.stderr", log := io.StringIO())
+    say("there is room again")
+    assert log.getvalue() == "gpucost agent: there is room again\n"

@@ -198,6 +198,35 @@ def test_a_stopped_run_leaves_no_process_that_loads_data(node: Node) -> None:
     assert stopped.traceback, "which holds the frames of the loop, as at a program's end"
 
 
+class Unreadable(torch.utils.data.Dataset[torch.Tensor]):
+    """Data of which one sample cannot be read."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 40:
+            raise ValueError("line 40 is no row")
+        return torch.ones(1)
+
+
+def test_data_that_cannot_be_read_ends_the_program_with_its_workers(node: Node) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run_until_it_fails() -> None:
+        with checkpointed(model, optimizer, epochs=1) as run:
+            for _ in run.epochs():
+                batches = run.batches(Unreadable(), 2, num_workers=2)
+                for _batch in batches:
+                    run.step()
+
+    with pytest.raises(ValueError, match="line 40 is no row") as failed:
+        run_until_it_fails()
+    assert multiprocessing.active_children() == []
+    assert failed.traceback, "which holds the loader"
+
+
 class Count:
     """Counts the steps and micro-steps that come back to the loop."""
 

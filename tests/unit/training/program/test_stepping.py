@@ -24,7 +24,7 @@ DATA = torch.linspace(-1, 1, SAMPLES * 3).reshape(SAMPLES, 3)
 
 
 @contextmanager
-def refused(words: str, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+def expect_refusal(words: str, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     """The program ends as one whose recipe cannot be done, and says why."""
     with pytest.raises(SystemExit) as ended:
         yield
@@ -129,7 +129,7 @@ def test_a_copy_of_the_model_may_forget_its_gradients() -> None:
 @pytest.mark.parametrize("options", [Options(accumulate=2), Options(clip_norm=1.0)])
 def test_a_closure_is_refused(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     _, optimizer, stepping, (first, _) = micro_steps(options)
-    with stepping.hand_out(first), refused("a closure", capsys):
+    with stepping.hand_out(first), expect_refusal("a closure", capsys):
         optimizer.step(lambda: 0.0)
 
 
@@ -142,7 +142,7 @@ def test_a_program_that_clips_parts_of_a_gradient_is_refused(
         loss = loss_of(net, first.indices)
         stepping.backward(loss) if weighted else loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1e6)
-        with refused("set clip_norm in the recipe", capsys):
+        with expect_refusal("set clip_norm in the recipe", capsys):
             optimizer.step()
 
 
@@ -172,7 +172,7 @@ class TestHalfPrecision:
     def test_a_loss_that_nobody_scaled_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         net, optimizer, _ = self.stepping()
         loss_of(net, slice(None)).backward()
-        with refused("run.backward(loss)", capsys):
+        with expect_refusal("run.backward(loss)", capsys):
             optimizer.step()
 
     def test_a_program_that_clips_scaled_gradients_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +185,7 @@ class TestHalfPrecision:
             if not clips:
                 optimizer.step()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        with refused("set clip_norm in the recipe", capsys):
+        with expect_refusal("set clip_norm in the recipe", capsys):
             optimizer.step()
 
     def test_a_step_with_an_overflow_is_left_out_and_the_scale_goes_down(self) -> None:
