@@ -152,6 +152,7 @@ class Training:
         self._done = 0
         self._resumed = 0
         self._warned_step: int | None = None
+        self._restored = False
         folder.mkdir(parents=True)
         store.write_spec(spec)
 
@@ -282,6 +283,7 @@ class Training:
         """What every attempt must keep to: where it went on from, and what it computed."""
         self._typical.learn(pipe)
         seen = pipe.seen[0]
+        self._restored = seen.resumed is not None
         if seen.resumed is not None:
             lost = self._done - seen.resumed
             if self._warned_step is not None and lost > 0:
@@ -308,6 +310,8 @@ class Training:
 
     def _check_warned(self, number: int, workdir: Workdir) -> None:
         """No step is lost; one that was warned before its first step may have nothing to say."""
+        if not self._restored:
+            return  # What a kill before it has cost is not its loss.
         result, saved = workdir.result(), self._saved()
         lost = self._done - saved
         self.report.warned_lost = max(self.report.warned_lost, lost)
