@@ -38,9 +38,11 @@ class Watched(Objects):
         self.uploaded = 0
         self.puts: list[str] = []
         self.before_put: Callable[[str], None] = lambda _: None
+        self._one_at_a_time = threading.Lock()  # Parts are uploaded by several threads.
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        self.before_put(key)
+        with self._one_at_a_time:
+            self.before_put(key)
         super().put(key, data)
         if key.endswith(".part"):
             self.uploaded += len(data)
