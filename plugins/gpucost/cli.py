@@ -1,4 +1,4 @@
-"""`gpucost`: the same rooms from a terminal, with Airflow's connections and settings."""
+"""`gpucost`: the same rooms from a terminal, with Airflow's connections and settings; `run` needs neither."""
 
 from __future__ import annotations
 

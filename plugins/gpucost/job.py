@@ -169,6 +169,15 @@ class TrainingJob(_Frozen):
             raise ValueError(f"arguments: {unknown[0]!r} is no name in data; known: {known}")
         return self
 
+    @model_validator(mode="after")
+    def _recipe_reaches_the_program(self) -> Self:
+        if self.folder_sync and self.recipe != Recipe():
+            raise ValueError(
+                "recipe: got options beside folder_sync, expected one of the two; a recipe is applied by "
+                "checkpointed(...), which a program that saves by itself does not call"
+            )
+        return self
+
     @field_validator("gpu")
     @classmethod
     def _can_do_the_recipe(cls, need: GpuNeed, given: ValidationInfo) -> GpuNeed:

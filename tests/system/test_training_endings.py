@@ -432,3 +432,27 @@ def test_an_argument_that_no_program_can_be_given_is_refused(small: Small, nodes
     assert record is not None
     assert record.reason is Reason.BAD_REQUEST
     assert record.message == "the program cannot be started: embedded null byte"
+
+
+@pytest.mark.parametrize("what", ["parts", "head"])
+def test_checkpoints_of_which_none_is_whole_do_not_start_the_job_anew(
+    small: Small, nodes: list[Node], what: str
+) -> None:
+    job = small("2")
+    nodes.append(first := job.start())
+    assert ended(first).reason is Reason.COMPLETED
+    kept = sorted(stat.key for stat in job.objects.scan(f"{job.store.root}/checkpoints"))
+
+    if what == "parts":
+        for key in kept:
+            if key.endswith(".part"):
+                job.objects.put(key, job.objects.get(key)[:-1])
+    nodes.append(second := job.start())
+    if what == "head":
+        job.objects.put(f"{job.store.root}/head.json", b'{"fence": 2, "check')
+    second.process.wait(60)
+    record = job.store.exit_record(2)
+    assert record is not None
+    assert (record.reason, second.process.returncode) == (Reason.CHECKPOINTS_TORN, 65)
+    assert ("is torn" if what == "parts" else "head.json") in record.message
+    assert sorted(stat.key for stat in job.objects.scan(f"{job.store.root}/checkpoints")) == kept

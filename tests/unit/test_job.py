@@ -120,6 +120,13 @@ def test_two_jobs_have_two_keys(one: JobId, two: JobId) -> None:
     assert one.key != two.key
 
 
+@pytest.mark.parametrize("recipe", [{"precision": "bf16"}, {"per_gpu": {"T4": {"accumulate": 2}}}])
+def test_a_recipe_that_nobody_would_apply_is_refused(recipe: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="recipe: got options beside folder_sync"):
+        wanted(folder_sync={}, recipe=recipe)
+    assert wanted(folder_sync={}).folder_sync is not None
+
+
 @pytest.mark.parametrize(
     ("one", "two"),
     [

@@ -1,7 +1,8 @@
 """Train a small convolutional network on scikit-learn's handwritten digits (1,797 images of 8 x 8 pixels).
 
-Runs anywhere (`python train.py`), and under gpucost goes on after every interruption as if there had been
-none. Copy it: what gpucost needs is `prepare`, `replicated`, `checkpointed`, and the calls of `run`.
+Runs anywhere (`python train.py`, gpucost being on PYTHONPATH), and under gpucost goes on after every interruption
+as if there had been none. Copy it: what gpucost needs is `prepare`, `replicated`, `checkpointed`, and the calls of
+`run`.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Attempt:
         except opening.Refused as refused:
             return self._refuse(refused.reason, str(refused))
         except TornHead as torn:
-            return self._refuse(Reason.BAD_REQUEST, str(torn))
+            return self._refuse(Reason.CHECKPOINTS_TORN, str(torn))
         except Exception as error:  # noqa: BLE001
             if not self._begun and isinstance(error, store_errors()):
                 say(f"{Reason.STORE_UNREACHABLE}: {self._environ.get('GPUCOST_STORE_URL')}: {brief(error)}")

@@ -53,6 +53,7 @@ def environment(
         "MKL_NUM_THREADS": threads,
         # Without it cuBLAS has no deterministic algorithm; see torch.use_deterministic_algorithms.
         "CUBLAS_WORKSPACE_CONFIG": base.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+        **({"CUDA_VISIBLE_DEVICES": ""} if spec.gpu_count == 0 else {}),
         **(_alone(port) if spec.world_size == 1 else {}),
     }
 

@@ -97,7 +97,7 @@ def _state(
     if ranks().size > 1 and bare(model) is model:
         raise ValueError(
             f"checkpointed: {ranks().size} processes train, but the model is not replicated, so each would train its "
-            "own; call model = replicated(model) before the optimizer is made"
+            "own; call model = replicated(model) before the optimizer is made (FSDP's sharded models are not there yet)"
         )
     with processes.refused_recipe_ends():
         options = around.options

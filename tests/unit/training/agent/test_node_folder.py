@@ -93,6 +93,13 @@ def test_the_agent_loads_neither_torch_nor_airflow() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(("count", "seen"), [(0, ""), (1, None)])
+def test_a_job_without_a_gpu_does_not_take_one_that_is_there(tmp_path: Path, count: int, seen: str | None) -> None:
+    spec = SPEC.model_copy(update={"gpu_count": count})
+    env = launching.environment(spec, {}, Workdir(tmp_path), Path("/opt/agent.zip"), port=4711)
+    assert env.get("CUDA_VISIBLE_DEVICES") == seen
+
+
 def test_only_completion_exits_with_zero() -> None:
     assert [reason for reason, code in EXIT_CODES.items() if code == 0] == ["completed"]
 
