@@ -13,12 +13,12 @@ RECIPES = "recipes"
 """The folder below the include folder where recipes are looked for, too."""
 
 
-def load_recipe(name: str, include: Path) -> Recipe:
+def load_recipe(name: str, *folders: Path) -> Recipe:
     """Read a recipe.
 
     Args:
-        name: the file's path below `include` or below its `recipes`, with or without `.yaml`: `small_memory`.
-        include: the include folder.
+        name: the file's path below a folder or below its `recipes`, with or without `.yaml`: `small_memory`.
+        folders: where it may be, the first one first: the include folder, for example.
 
     Raises:
         ValueError: the file is missing, lies elsewhere, or is wrong; the message names it, each option, and what was
@@ -26,13 +26,14 @@ def load_recipe(name: str, include: Path) -> Recipe:
     """
     import yaml
 
-    path = next((one for one in _places(name, include) if one.is_file()), None)
+    path = next((one for folder in folders for one in _places(name, folder) if one.is_file()), None)
     if path is None:
-        there = ", ".join(sorted(one.stem for one in (include / RECIPES).glob("*.yaml"))) or "none"
-        raise ValueError(f"recipe: got {name!r}, expected the name of a YAML file below {include}; there are: {there}")
+        there = ", ".join(sorted(one.stem for folder in folders for one in (folder / RECIPES).glob("*.yaml"))) or "none"
+        below = " or ".join(map(str, folders))
+        raise ValueError(f"recipe: got {name!r}, expected the name of a YAML file below {below}; there are: {there}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as broken:
+    except (yaml.YAMLError, ValueError, RecursionError) as broken:  # ValueError: no UTF-8, or a date that is none.
         raise ValueError(f"recipe: {path} is not YAML: {' '.join(str(broken).split())}") from broken
     try:
         return Recipe.model_validate({} if content is None else content)
@@ -41,12 +42,7 @@ def load_recipe(name: str, include: Path) -> Recipe:
         raise ValueError(f"recipe: {path}: {'; '.join(fault.removeprefix(': ') for fault in faults)}") from wrong
 
 
-def _places(name: str, include: Path) -> Iterator[Path]:
-    for place in (
-        include / name,
-        include / f"{name}.yaml",
-        include / RECIPES / name,
-        include / RECIPES / f"{name}.yaml",
-    ):
-        if place.resolve().is_relative_to(include.resolve()):
+def _places(name: str, folder: Path) -> Iterator[Path]:
+    for place in (folder / name, folder / f"{name}.yaml", folder / RECIPES / name, folder / RECIPES / f"{name}.yaml"):
+        if place.resolve().is_relative_to(folder.resolve()):
             yield place

@@ -171,12 +171,11 @@ def test_a_recipe_may_be_the_name_of_a_file(folder: Path) -> None:
     (folder / "small.yaml").write_text("batch: 2\n")
     assert read(folder, text).job.recipe.chosen() == {"batch": 2}
     (fault,) = faults(folder, text, "recipe=large")
-    places = f"{folder}, {include}, {include / 'recipes'}"
-    assert fault == f"recipe: got 'large', expected options, or the name of a YAML file in one of {places}"
+    places = f"{folder} or {include}"
+    assert fault == f"recipe: got 'large', expected the name of a YAML file below {places}; there are: small"
     (folder / "small.yaml").write_text("- 1\n")
-    assert faults(folder, text) == [
-        f"recipe: {folder / 'small.yaml'}: got [1], expected a recipe's options, such as 'precision: bf16'"
-    ]
+    (fault,) = faults(folder, text)
+    assert fault.startswith(f"recipe: {folder / 'small.yaml'}: got [1], expected a mapping of options")
 
 
 def test_the_shipped_jobs_are_good() -> None:

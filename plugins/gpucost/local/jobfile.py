@@ -17,10 +17,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gpucost.job import TrainingJob
+from gpucost.recipe_file import load_recipe
 
 INCLUDE_VARIABLE = "AIRFLOW__GPUCOST__INCLUDE_FOLDER"
-RECIPES = "recipes"
-"""The folder below include/ where recipes are looked for, too."""
 LONGEST_VALUE = 60
 """Characters of a value that are shown."""
 NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
@@ -125,16 +124,10 @@ def _apply(fields: dict[str, Any], change: str, folders: tuple[Path, Path]) -> N
 
 
 def _recipe(name: str, folders: tuple[Path, Path]) -> dict[str, Any]:
-    places = [*folders, folders[1] / RECIPES]
-    for place in places:
-        for file in (place / name, place / f"{name}.yaml"):
-            if file.is_file():
-                try:
-                    return _mapping(file, "a recipe's options, such as 'precision: bf16'")
-                except JobFileError as wrong:
-                    raise JobFileError([f"recipe: {file}: {fault}" for fault in wrong.faults]) from wrong
-    looked = ", ".join(str(place) for place in places)
-    raise JobFileError([f"recipe: got {name!r}, expected options, or the name of a YAML file in one of {looked}"])
+    try:
+        return load_recipe(name, *folders).model_dump(mode="json")
+    except ValueError as wrong:
+        raise JobFileError([str(wrong)]) from wrong
 
 
 def _located(name: str, uri: Any, folder: Path) -> Any:
