@@ -91,11 +91,6 @@ class Feed:
         order: dict[str, Any] = {
             "seed": self._seed, "epoch": state.epoch, "shuffle": shuffle, "drop_last": drop_last
         }  # fmt: skip
-        if not cut.shares(0, self._ranks, **order):
-            raise ValueError(
-                f"run.batches: {samples} samples in batches of {cut.batch} for {self._ranks.size} processes make no "
-                "batch at all; expected a batch of as many samples as processes at least, and as many in the data"
-            )
         before = position.cut
         if position.recut(cut, self._ranks, **order):
             state.stepping.forget()
@@ -104,7 +99,13 @@ class Feed:
                     f"the data has {samples} samples now and had {before.samples} when the run was saved: some come "
                     f"twice in epoch {state.epoch}, or not at all"
                 )
-        return cut.shares(position.begin, self._ranks, **order)[position.given :]
+        shares = cut.shares(position.begin, self._ranks, **order)
+        if not shares and not position.begin:
+            raise ValueError(
+                f"run.batches: {samples} samples in batches of {cut.batch} for {self._ranks.size} processes make no "
+                "batch at all; expected a batch of as many samples as processes at least, and as many in the data"
+            )
+        return shares[position.given :]
 
     def _loading(self, data: Any, loader: dict[str, Any]) -> dict[str, Any]:
         workers = self._options.workers
